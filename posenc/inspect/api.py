@@ -41,10 +41,10 @@ def measure_encodings(
 
     Args:
         names: a name of `posenc.names()` or several.
-        shape: sizes of the model that they are measured in; None for 8 heads of 64 and a training
-            length of 2,048.
+        shape: sizes of the model in which they are measured; None for 8 heads of 64 channels and a
+            training length of 2,048 tokens.
         out: a file for the page; None writes none.
-        figures: a folder for every figure as SVG, PDF, PNG and CSV.
+        figures: a folder for every figure as SVG, PDF, PNG and CSV; None writes none.
 
     Returns: a spec sheet for each encoding; its `to_json()` gives plain numbers, strings, lists and
     dicts.
@@ -83,15 +83,18 @@ def measure_model(
     out: str | Path | None = None,
     figures: str | Path | None = None,
 ) -> "CheckpointSheet":
-    """Measure a checkpoint: where its positions are, what it attends to, what an exchange changes.
+    """Measure a checkpoint: what gives it positions, what it attends to, and what exchanging two
+    words changes.
 
     Args:
         folder: a Hugging Face folder with safetensors.
-        text: the sentence that the model reads; None for one of our own.
-        swap: two words of the text to exchange.
-        as_bytes, as_ids: the text is read as bytes, or as token ids between spaces.
+        text: the sentence that the model reads; None for a sentence of posenc's.
+        swap: two words of the text to exchange; None for two of posenc's sentence, or for none of
+            yours.
+        as_bytes, as_ids: read the text as bytes, or as token ids between spaces, without a
+            tokenizer.
         out: a file for the page; None writes none.
-        figures: a folder for every figure as SVG, PDF, PNG and CSV.
+        figures: a folder for every figure as SVG, PDF, PNG and CSV; None writes none.
 
     Returns: the sheet of the checkpoint; its `to_json()` gives plain numbers, strings, lists and
     dicts.
@@ -118,10 +121,11 @@ def inspect_encodings(
     out: Path | None,
     figures: Path | None = None,
 ) -> None:
-    """Print the report of encodings, write its page to `out`, and its figures into `figures`.
+    """Measure encodings, print their report, and write its page to `out` and its figures into
+    `figures`.
 
     compare: put the encodings into shared tables. as_json: print JSON instead, and write a page
-    only where `out` names one.
+    only if `out` names one; otherwise None means runs/inspect.html.
     """
     path = out or (None if as_json else Path("runs/inspect.html"))
     has_figures = path is not None or figures is not None
@@ -138,9 +142,11 @@ def inspect_encodings(
 def inspect_checkpoint(
     request: "Request", as_json: bool, out: Path | None, command: str, figures: Path | None = None
 ) -> None:
-    """Print the report of the checkpoint, write its page to `out`, and its figures into `figures`.
+    """Measure a checkpoint, print its report, and write its page to `out` and its figures into
+    `figures`.
 
-    as_json: print JSON instead, and write a page only where `out` names one. command: to repeat it.
+    as_json: print JSON instead, and write a page only if `out` names one; otherwise None means
+    runs/inspect.html. command: the command line that repeats the report, which is shown in it.
     """
     path = out or (None if as_json else Path("runs/inspect.html"))
     has_figures = path is not None or figures is not None
@@ -181,14 +187,15 @@ def measure_all(
         measure(
             name,
             shape,
-            lambda step, n=name, i=i: replace_status_line(f"{n} ({i} of {len(unique)}): {step}"),
+            lambda step, n=name, i=i: tell(f"{n} ({i} of {len(unique)}): {step}"),
         )
         for i, name in enumerate(unique, 1)
     ]
 
 
 def _bytes_of_timed_layers(shape: ModelShape) -> int:
-    """Return the bytes of the two layers whose times are compared."""
+    """Return the bytes of the weights of the two float32 layers whose times are compared: one with
+    the encoding and one without."""
     # Two layers of four matrices in float32.
     return 2 * 4 * 4 * shape.embed_dim**2
 
@@ -196,9 +203,10 @@ def _bytes_of_timed_layers(shape: ModelShape) -> int:
 def _report_of_encodings(
     sheets: Sequence[SpecSheet], made_by: str, *, compare: bool, has_figures: bool
 ) -> Report:
-    """Judge the sheets and return their report; has_figures: with figures, which take seconds.
+    """Judge the sheets and return their report.
 
-    made_by: the command or call that made it. compare: put the encodings into shared tables.
+    made_by: the command or Python call that repeats it. compare: put the encodings into shared
+    tables. has_figures: add figures, which need matplotlib.
     """
     from posenc.inspect.encoding.judgement import judge
     from posenc.inspect.encoding.report import report_of
@@ -210,10 +218,10 @@ def _report_of_encodings(
 def _report_of_checkpoint(
     sheet: "CheckpointSheet", made_by: str, layers: Sequence[int] = (), *, has_figures: bool
 ) -> Report:
-    """Judge the sheet of a checkpoint and return its report; has_figures: with figures.
+    """Judge the sheet of a checkpoint and return its report.
 
-    made_by: the command or call that made it. layers: whose attention is drawn; empty for as many
-    as fit.
+    made_by: the command or Python call that repeats it. layers: layers whose attention is drawn;
+    empty for as many as fit. has_figures: add figures, which need matplotlib.
     """
     from posenc.inspect.checkpoint.judgement import judge
     from posenc.inspect.checkpoint.report import report_of
@@ -224,8 +232,8 @@ def _report_of_checkpoint(
 def _print_and_write(
     report: Report, as_json: bool, path: Path | None, figures: Path | None
 ) -> None:
-    """Print the report, write its page and figures where a place is given, and print where they
-    are."""
+    """Print the report; write its page to `path` and its figures into `figures`, each unless it is
+    None, and print on stderr where they are."""
     print_report(report, as_json)
     if path is not None or figures is not None:
         from posenc.report.figure_files import write_and_announce
@@ -237,8 +245,8 @@ def _print_and_write(
 def _write_with_warnings(
     report: Report, out: str | Path | None, figures: str | Path | None
 ) -> None:
-    """Write the page and the figures of a report where a place is given, and warn with the notes on
-    them."""
+    """Write the page of a report to `out` and its figures into `figures`, each unless it is None;
+    warn with notes on the figures, such as letters that no font has."""
     from posenc.report.figure_files import write_page
     from posenc.report.html_page import page_of
 

@@ -37,9 +37,10 @@ _WHOLE_NUMBERS = FuncFormatter(lambda value, _: f"{value:,.0f}".replace("-", "âˆ
 
 
 def heat_map_chart(values: Array, x_label: str, y_label: str, unit: str, step: int = 1) -> Chart:
-    """Draw a matrix, rows downwards: positions by dimensions, or queries by keys.
+    """Draw a matrix with rows downwards, such as positions by dimensions, or queries by keys.
 
-    step: rows and columns are those of every `step`-th position.
+    values: (rows, columns). unit: what the values are, for the bar of colours. step: rows and
+    columns are those of every `step`-th position, which the axes count.
     """
     height, width = values.shape
     xs = step * np.arange(width)
@@ -71,10 +72,10 @@ def _draw_matrix(data: Data, labels: tuple[str, str], width: int, step: int) -> 
     return drawn
 
 
-def lines_chart(values: Array, picked: Sequence[int], x_label: str, what: str) -> Chart:
-    """Draw the columns `picked` of values (points, lines) as curves labelled by `what` and their
-    index."""
-    curves = {f"{what} {index}": (range(len(values)), values[:, index]) for index in picked}
+def lines_chart(values: Array, picked: Sequence[int], x_label: str, line_name: str) -> Chart:
+    """Draw the columns `picked` of values (points, lines) as curves over the index of a point. Each
+    curve is labelled by `line_name` and the index of its column."""
+    curves = {f"{line_name} {index}": (range(len(values)), values[:, index]) for index in picked}
     return Chart(long_table(x_label, "value added", curves), _draw_lines)
 
 
@@ -92,8 +93,11 @@ def _draw_lines(data: Data) -> Figure:
 
 
 def wavelength_chart(series: Mapping[str, Sequence[float | None]], train_length: int) -> Chart:
-    """Draw the wavelength of each pair in tokens, a curve for each name; None for a pair that does
-    not rotate."""
+    """Draw the wavelength of each pair in tokens, with a line at the training length.
+
+    series: by the name of a curve, the wavelength of each pair; None for a pair that does not
+    rotate.
+    """
     curves = {name: (range(len(waves)), _nan_for_none(waves)) for name, waves in series.items()}
     data = long_table("frequency pair", "wavelength, tokens", curves)
     return Chart(data, partial(_draw_wavelengths, train_length=train_length))
@@ -271,7 +275,8 @@ def precision_chart(
 
 
 def _draw_precision(data: Data, last_exact: Mapping[str, int]) -> Figure:
-    """Draw a row for each way of computing angles, with a mark where it is last right."""
+    """Draw a row for each way of computing angles, with a mark at the last position whose angles
+    are exact."""
     x_label, y_label, unit = axis_names(data)
     rows = split_by_series(data, y_label)
     names = [*rows]
@@ -324,10 +329,10 @@ def _table_of_heads(x_label: str, y_label: str, x: Sequence[int], values: Array)
 
 
 def _plot_heads(axes: Axes, data: Data, *marker: str) -> None:
-    """Plot a curve per head in order of colours; the legend names up to four of them, of more the
-    first, the middle and the last.
+    """Plot a curve per head in order of colours. The legend names all heads up to four, and of more
+    only the first, the middle and the last.
 
-    marker: matplotlib's format, for dots instead of lines.
+    marker: matplotlib's format string, for dots instead of lines.
     """
     x_label, y_label = axis_names(data)
     curves = split_by_series(data)

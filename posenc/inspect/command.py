@@ -23,11 +23,12 @@ _MODULE_OPTIONS = ("--arg", "--as", "--width")
 
 
 class Subcommands(TyperGroup):
-    """The subcommands of `posenc inspect`. A line that does not begin with one is refused, and the
-    message gives the line that is probably meant."""
+    """The subcommands of `posenc inspect`. A command line without one is refused with a message
+    that gives the line that was probably meant."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Return what is left to parse. Raises: typer's error for a line without a subcommand."""
+        """Parse the arguments as typer does, and return those left over. Raises: typer's usage
+        error if they do not begin with a subcommand."""
         if not ctx.resilient_parsing:  # which is the shell's completion
             if not args:
                 kinds = ", ".join(list(self.commands)[:-1])
@@ -69,7 +70,8 @@ def _likely_subcommands(name: str) -> list[str]:
 
 @contextmanager
 def _report_sys_exit() -> Iterator[None]:
-    """Report that code which is measured calls sys.exit, instead of ending as if all were well."""
+    """Raise RunFailed if the code that is measured inside the `with` calls sys.exit, so that the
+    command does not end as if it had succeeded."""
     try:
         yield
     except SystemExit as error:
@@ -138,8 +140,8 @@ def encoding(
 
 
 def _refuse_what_is_no_encoding(name: str) -> None:
-    """Raise ValueError, with the line to write, for a model's folder and for somebody else's
-    class."""
+    """Raise ValueError, with the command to use instead, if `name` is a model's folder, or a class
+    in a file that is no PositionEncoding."""
     from posenc.encodings import is_encoding_class, load_object, names
 
     if Path(name).is_dir() and name not in names():

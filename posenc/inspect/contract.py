@@ -1,4 +1,5 @@
-"""`posenc inspect contract NAMES`: hold encodings to the contract and say what fails."""
+"""`posenc inspect contract NAMES`: run the checks of the contract on encodings, and say which
+fail."""
 
 import logging
 from collections.abc import Iterator, Sequence, Sized
@@ -80,7 +81,8 @@ def report_of(outcomes: Sequence[ContractOutcome]) -> Report:
 
 
 def _answer(outcome: ContractOutcome) -> str:
-    """Return how many checks fail, and what of a comparison would mean nothing for it."""
+    """Return sentences: how many checks fail, and why comparing the encoding would mean nothing if
+    one of these makes it so."""
     count = _checks_in_words(outcome.verdicts)
     if not outcome.failed:
         return f"{outcome.name} passes the contract: {count}."
@@ -97,7 +99,8 @@ def _answer(outcome: ContractOutcome) -> str:
 
 
 def _blocks(outcome: ContractOutcome) -> Iterator[Block]:
-    """Yield the table of an encoding's checks, and the note on its words."""
+    """Yield the table of an encoding's checks, the failed ones first, and its note if it has
+    one."""
     rows = []
     for verdict in sorted(outcome.verdicts, key=lambda verdict: verdict.failure is None):
         holds = "no" if verdict.failure is not None else "yes"

@@ -1,2 +1,2 @@
-"""Inspect what a trained model does with position: its structure, its attention, its words
-exchanged."""
+"""Inspect what a trained model does with position: its structure, its attention, and what
+exchanging two words changes."""

@@ -40,7 +40,8 @@ derived."""
 _MIN_LAYERS = 3
 """Layers that are drawn however many squares they have: the first, the middle and the last."""
 _MIN_CELLS_PER_LAYER = 40_000
-"""Squares that a layer counts as at least: short texts, too, have no more than 50 layers drawn."""
+"""A layer with fewer squares counts as this many, so that no more than 50 layers of a short text
+are drawn."""
 
 
 def position_plots(sheet: CheckpointSheet) -> Iterator[Plot]:
@@ -124,18 +125,22 @@ def attention_plots(sheet: CheckpointSheet, layers: Sequence[int] = ()) -> Itera
             )
 
 
-def _layers_to_draw(layers: int, cells: int) -> list[int]:
-    """Return the layers to draw, of `layers`: all, or as many as MAX_CELLS allows, evenly spread
-    from the first to the last, and at least three. cells: squares in the maps of one layer."""
+def _layers_to_draw(count: int, cells: int) -> list[int]:
+    """Return the indices of the layers to draw, of `count` layers: all, or as many as MAX_CELLS
+    allows, evenly spread from the first to the last, and at least three. cells: squares in the maps
+    of one layer."""
     room = max(_MIN_LAYERS, MAX_CELLS // max(cells, _MIN_CELLS_PER_LAYER))
-    if layers <= room:
-        return list(range(layers))
-    return sorted({round(i * (layers - 1) / (room - 1)) for i in range(room)})
+    if count <= room:
+        return list(range(count))
+    return sorted({round(i * (count - 1) / (room - 1)) for i in range(room)})
 
 
 def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
     """Yield the two figures of how far exchanging two words moves the hidden states: by token, and
-    by layer."""
+    by layer.
+
+    labels: the text of each token.
+    """
     settings = {"with positions": swap.with_positions, "without positions": swap.without}
     changes = {name: change for name, change in settings.items() if change is not None}
     yield Plot(
@@ -181,7 +186,7 @@ def _draw_heads(data: Data, labels: Sequence[str]) -> Figure:
         drawn = Figure(figsize=(grid.width, grid.height))
         drawn.set_layout_engine("none")  # see _Grid
         for head in range(len(weights)):
-            axes = drawn.add_axes(grid.place(head))
+            axes = drawn.add_axes(grid.rectangle(head))
             image = axes.imshow(weights[head], vmin=0, vmax=1, interpolation="nearest")
             axes.set_title(f"head {head}")
             axes.grid(False)
@@ -190,7 +195,7 @@ def _draw_heads(data: Data, labels: Sequence[str]) -> Figure:
             is_lowest = head + grid.columns >= len(weights)
             _label_tokens(axes, count, tokens, is_lowest, is_first=head % grid.columns == 0)
             if head == 0:
-                bar = drawn.add_axes(grid.place_of_bar())
+                bar = drawn.add_axes(grid.bar_rectangle())
                 drawn.colorbar(image, cax=bar, label="attention weight")
         text = {"fontsize": "medium", "fontweight": "normal"}
         drawn.supxlabel("key", x=0.5, y=0.08 / grid.height, va="bottom", **text)
@@ -200,11 +205,12 @@ def _draw_heads(data: Data, labels: Sequence[str]) -> Figure:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Where the squares of heads are. The layout is fixed, in inches: matplotlib's own takes
-    seconds for so many labels.
+    """The layout of the squares of heads, in inches. It is fixed, because matplotlib's own layout
+    takes seconds for this many labels.
 
-    side: of a square. room: for the names of tokens. gap: above the last row if it is not full,
-    because a square above a hole has the names of its keys there.
+    rows, columns: numbers of squares. side: of a square. room: for the names of tokens, at the left
+    and at the bottom. gap: added above the last row if it is not full, because a square above an
+    empty place has the names of its keys there.
     """
 
     rows: int
@@ -232,7 +238,7 @@ class _Grid:
         """Return the figure's height, with names and the axis's title at the bottom."""
         return self.rows * (self.ABOVE + self.side) + self.gap + self.room + 0.3
 
-    def place(self, head: int) -> tuple[float, float, float, float]:
+    def rectangle(self, head: int) -> tuple[float, float, float, float]:
         """Return left, bottom, width and height of a head's square, as fractions of the figure."""
         row, column = divmod(head, self.columns)
         x = self.left + column * (self.side + self.BESIDE)
@@ -246,8 +252,9 @@ class _Grid:
             self.side / self.height,
         )
 
-    def place_of_bar(self) -> tuple[float, float, float, float]:
-        """Return the place of the bar of colours, to the right of the first row."""
+    def bar_rectangle(self) -> tuple[float, float, float, float]:
+        """Return left, bottom, width and height of the bar of colours, to the right of the first
+        row."""
         length = min(2.5, self.side)
         return (
             1 - 0.75 / self.width,
@@ -278,8 +285,11 @@ def _arrange_heads(heads: int, count: int, tokens: Sequence[str] | None) -> _Gri
 def _label_tokens(
     axes: Axes, count: int, tokens: Sequence[str] | None, is_lowest: bool, *, is_first: bool
 ) -> None:
-    """Name the keys below the lowest squares and the queries left of the first ones; numbers stay
-    where matplotlib sets them."""
+    """Name the keys below a square of the lowest row, and the queries left of a square of the first
+    column.
+
+    count: tokens on a side. tokens: their names; None for numbers, where matplotlib sets them.
+    """
     if not is_lowest:
         axes.set_xticks([], [], rotation=90)
     elif tokens is not None:
@@ -292,13 +302,16 @@ def _label_tokens(
 
 
 def similarity_chart(values: Array, step: int) -> Chart:
-    """Draw the cosines between every `step`-th row of a table."""
+    """Draw the cosines between rows of a table of positions as a heat map.
+
+    values: (rows, rows), of every `step`-th row of the table.
+    """
     chart = charts.heat_map_chart(values, "position, tokens", "position, tokens", "cosine", step)
     return Chart(chart.data, partial(_draw_similarity, draw=chart.draw))
 
 
 def _draw_similarity(data: Data, draw: Callable[[Data], Figure]) -> Figure:
-    """Draw the heat map by `draw`, and put whole positions on both axes."""
+    """Draw the heat map by `draw`, with whole positions on both axes."""
     drawn = draw(data)
     axes = drawn.axes[0]
     for axis in (axes.xaxis, axes.yaxis):
@@ -308,9 +321,11 @@ def _draw_similarity(data: Data, draw: Callable[[Data], Figure]) -> Figure:
 
 
 def changed_words_chart(series: Mapping[str, Sequence[float]], labels: Sequence[str]) -> Chart:
-    """Draw how far the state of each token moves, one bar per token and setting.
+    """Draw how far the state of each token moves when two words are exchanged, a bar per token and
+    setting.
 
-    series: relative change of each token's state, by setting.
+    series: by setting, "with positions" or "without positions", the relative change of each token's
+    state. labels: the text of each token.
     """
     names = labels if len(labels) <= MAX_LABELS else range(len(labels))
     curves = {name: (names, values) for name, values in series.items()}
@@ -338,9 +353,11 @@ def _draw_words(data: Data, labels: Sequence[str]) -> Figure:
 
 
 def changed_layers_chart(series: Mapping[str, Sequence[float]], rounding: float) -> Chart:
-    """Draw how far states move by layer, on a logarithmic axis with a line at rounding.
+    """Draw how far states move when two words are exchanged, over the layers, on a logarithmic
+    axis.
 
-    series: relative change in each layer, by setting. rounding: smaller changes mean nothing.
+    series: by setting, "with positions" or "without positions", the relative change in each layer.
+    rounding: changes below it are rounding; a line shows it.
     """
     curves = {name: (range(len(values)), values) for name, values in series.items()}
     data = long_table("layer; 0 are the embeddings", "change, relative", curves)

@@ -80,8 +80,8 @@ class LayerAttention(NamedTuple):
 class Judgement:
     """A measured checkpoint, and what follows from it.
 
-    extends_to: twice its length in tokens, if `posenc extend` can take it there. swap_findings:
-    None if no words were exchanged.
+    extends_to: twice its length in tokens, or None if `posenc extend` cannot take it there.
+    attention: where the heads of each layer look. swap_findings: None if no words were exchanged.
     """
 
     sheet: CheckpointSheet
@@ -102,15 +102,19 @@ def judge(sheet: CheckpointSheet) -> Judgement:
 
 
 def extended_length(
-    sources: Sequence[PositionSource], built: Structure, longest: int | None
+    sources: Sequence[PositionSource], structure: Structure, longest: int | None
 ) -> int | None:
     """Return twice the longest length in tokens; None if `posenc extend` refuses the model, or if
-    its config has no limit. longest: tokens that the config allows; None without a limit."""
+    its config has no limit.
+
+    sources: what gives the model positions, as `find_positions` returns it. longest: tokens that
+    the config allows; None without a limit.
+    """
     rotations = [source for source in sources if isinstance(source, Rotation)]
     if any(source.differs for source in rotations):
         return None
-    has_rotation_settings = rotations and built.model_type not in FIXED_ROTATIONS
-    if longest is None or not (has_rotation_settings or built.model_type in FAMILIES):
+    has_rotation_settings = rotations and structure.model_type not in FIXED_ROTATIONS
+    if longest is None or not (has_rotation_settings or structure.model_type in FAMILIES):
         return None
     return 2 * longest
 
@@ -156,43 +160,45 @@ def heads_by_target(weights: Tensor) -> tuple[int, int, int]:
 
 
 def judge_swap(swap: Swap) -> SwapFindings:
-    """Return from which layer on states differ, and what they show without positions."""
-    first_layer_with_positions = _first_difference(swap, swap.with_positions)
+    """Return from which layer on exchanging two words changes states, with the model's positions
+    and without, and what the states without positions show."""
+    first_layer_with_positions = _first_differing_layer(swap, swap.with_positions)
     if swap.without is None:
         return SwapFindings(first_layer_with_positions, None, False, "not removable")
     later = max(swap.without.last_by_layer[2:], default=0.0)
     return SwapFindings(
         first_layer_with_positions,
-        _first_difference(swap, swap.without),
+        _first_differing_layer(swap, swap.without),
         later >= LARGEST_ROUNDING_DIFFERENCE,
         _swap_verdict(swap, swap.without),
     )
 
 
-def _first_difference(swap: Swap, change: SwapEffect) -> int | None:
-    """Return the first layer whose states differ by LARGEST_ROUNDING_DIFFERENCE or more, or by NaN;
-    None if none."""
-    for layer, gap in enumerate(swap.by_layer(change)):
+def _first_differing_layer(swap: Swap, effect: SwapEffect) -> int | None:
+    """Return the first layer whose states differ by LARGEST_ROUNDING_DIFFERENCE or more, or by NaN,
+    after an exchange of words; None if none does. effect: what the exchange changed."""
+    for layer, gap in enumerate(swap.by_layer(effect)):
         if not gap < LARGEST_ROUNDING_DIFFERENCE:
             return layer
     return None
 
 
-def _swap_verdict(swap: Swap, change: SwapEffect) -> SwapVerdict:
-    """Return what the states show after an exchange of two words without positions. change: how far
-    they moved then."""
+def _swap_verdict(swap: Swap, effect: SwapEffect) -> SwapVerdict:
+    """Return what the states show after an exchange of two words without positions. effect: what
+    the exchange changed then."""
     if not swap.causal:
-        is_blind = max(change.all_by_layer) < LARGEST_ROUNDING_DIFFERENCE
+        is_blind = max(effect.all_by_layer) < LARGEST_ROUNDING_DIFFERENCE
         return "blind to order" if is_blind else "order told by more"
     if not swap.last_stays:
         return "last token exchanged"
-    if change.last_by_layer[1] >= LARGEST_ROUNDING_DIFFERENCE:
+    if effect.last_by_layer[1] >= LARGEST_ROUNDING_DIFFERENCE:
         return "first layer differs"
     return "same after one layer"
 
 
 def answer_in_words(sources: Sequence[PositionSource], max_positions: int | None) -> str:
-    """Return sentences: how far the model was trained, and which part of it breaks beyond.
+    """Return sentences: how long the model's training texts were, and from which length on a source
+    of its positions breaks.
 
     sources: what gives the model positions, as `find_positions` returns it. max_positions: tokens
     that the config allows; None without a limit.
@@ -207,7 +213,7 @@ def answer_in_words(sources: Sequence[PositionSource], max_positions: int | None
 
 
 def _limit_of_part(position_source: PositionSource) -> str:
-    """Return a sentence: up to which length one source of the model's positions works."""
+    """Return a sentence that says up to which length one source of the model's positions works."""
     match position_source:
         case Rotation():
             return f"{_limit_of_rotation(position_source)} {position_source.differs}".rstrip()
@@ -231,19 +237,21 @@ def _limit_of_part(position_source: PositionSource) -> str:
 
 
 def _limit_of_rotation(rotation: Rotation) -> str:
-    """Return a sentence: up to which length the angles of a rotation stay in the range that
-    training showed."""
+    """Return a sentence that says up to which length the angles of a rotation stay in the range
+    that training showed."""
     pairs = len(rotation.wavelengths)
-    new = len(rotation.new_angles)
+    num_new = len(rotation.new_angles)
     where = "" if rotation.layers == "all layers" else f" ({rotation.layers})"
     start = f"Trained on {rotation.trained:,} tokens{where}"
-    leaving = f"{new} of its {pairs} rotary pairs {'leaves its' if new == 1 else 'leave their'}"
+    leaving = (
+        f"{num_new} of its {pairs} rotary pairs {'leaves its' if num_new == 1 else 'leave their'}"
+    )
     if rotation.longest > rotation.trained:
         start += f" and stretched to {rotation.longest:,} by {rotation.scaling}"
-        if not new:
+        if not num_new:
             return f"{start}: up to there all {pairs} rotary pairs stay in their trained range."
         return f"{start}: up to there {leaving} trained range."
-    if not new:
+    if not num_new:
         return f"{start}: all {pairs} rotary pairs completed a turn in training."
     return f"{start}: beyond them {leaving} trained range; expect it to break there."
 
@@ -252,20 +260,24 @@ def swap_in_words(swap: Swap, findings: SwapFindings) -> str:
     """Return one sentence: from which layer on states differ if two words are exchanged, with the
     model's positions and without."""
     state = "the last token's state" if swap.causal else "some token's state"
-    verdict = (
+    sentence = (
         f"With {swap.words[0]} and {swap.words[1]} exchanged, {state} "
         f"{_difference_in_words(swap, swap.with_positions, findings.first_layer_with_positions)}"
     )
     if swap.without is None:
-        return f"{verdict}; nothing of its positions is known to be removable."
+        return f"{sentence}; nothing of its positions is known to be removable."
     without = _difference_in_words(swap, swap.without, findings.first_layer_without_positions)
-    return f"{verdict}; without positions it {without}."
+    return f"{sentence}; without positions it {without}."
 
 
-def _difference_in_words(swap: Swap, change: SwapEffect, first: int | None) -> str:
-    """Return, as the end of a sentence, from which layer on states differ, and by how much in the
-    last."""
-    if first is None:
+def _difference_in_words(swap: Swap, effect: SwapEffect, first_layer: int | None) -> str:
+    """Return the end of a sentence: from which layer on states differ, and by how much in the last
+    layer.
+
+    effect: what an exchange of words changed. first_layer: the first layer with a difference; None
+    if there is none.
+    """
+    if first_layer is None:
         return "stays the same in all layers"
-    last = swap.by_layer(change)[-1]
-    return f"differs from layer {first} on, by {last:.2g} of its norm in the last layer"
+    last = swap.by_layer(effect)[-1]
+    return f"differs from layer {first_layer} on, by {last:.2g} of its norm in the last layer"

@@ -47,16 +47,23 @@ _POSITION_NAMES = tuple(
     "position wpe embed_positions relative_attention_bias rel_embeddings pos_proj "
     "pos_q_proj pos_key_proj pos_query_proj".split()
 )
+"""Parts of the paths of weights that belong to positions, in transformers' families."""
 # Parts of the names of weights in transformers' families, as those of tables above.
 _FEED_FORWARD_NAMES = tuple(
     "mlp fc1 fc2 intermediate output.dense densereludense feed_forward ffn".split()
 )
+"""Parts of the paths of weights in feed-forward blocks."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """Sizes of a model. parts: trainable numbers by part; a head tied to the embeddings counts with
-    those. decoder_layers: layers of the second stack, or None."""
+    """Sizes of a model.
+
+    decoder_layers: layers of the second stack; None for one stack. width: of a hidden state.
+    vocabulary: number of token ids. tied: True if the output head has the weights of the
+    embeddings. parts: number of weights in each of PARTS; those of a tied head count with the
+    embeddings.
+    """
 
     model_type: str
     layers: int
@@ -71,7 +78,7 @@ class Structure:
 
     @property
     def parameters(self) -> int:
-        """Return the number of trainable parameters of all parts together."""
+        """Return the number of weights of all parts together."""
         return sum(self.parts.values())
 
 
@@ -79,9 +86,10 @@ class Structure:
 class Request:
     """What to measure of a checkpoint, as the command line says.
 
-    folder: of the checkpoint. text: to read, None for a default. words: of the text, to exchange;
-    None for those of the default text. layers: whose attention is drawn; empty for as many as fit.
-    as_bytes, as_ids: read the text as bytes, or as token ids, without a tokenizer.
+    folder: of the checkpoint. text: what the model reads; None for a default. words: two words of
+    the text to exchange; None for those of the default text. layers: layers whose attention is
+    drawn; empty for as many as fit. as_bytes, as_ids: read the text as bytes, or as token ids,
+    without a tokenizer.
     """
 
     folder: Path
@@ -155,10 +163,10 @@ def measure_checkpoint(
     if words:
         # A missing word is refused before the model runs.
         _ = [sentence.tokens_of(word) for word in words]
-    built = measure_structure(model)
-    if wrong := [layer for layer in request.layers if not 0 <= layer < built.layers]:
+    structure = measure_structure(model)
+    if wrong := [layer for layer in request.layers if not 0 <= layer < structure.layers]:
         raise ValueError(
-            f"--layer: layers are 0 .. {built.layers - 1}, got {', '.join(map(str, wrong))}."
+            f"--layer: layers are 0 .. {structure.layers - 1}, got {', '.join(map(str, wrong))}."
         )
     tell("reading the text")
     sources = positions.find_positions(checkpoint)
@@ -177,7 +185,7 @@ def measure_checkpoint(
             exchanged = swap_words(model, sentence, words, checkpoint.masked)
     masked = checkpoint.masked
     return CheckpointSheet(
-        request.folder, built, longest, masked, sources, sentence, origin, reading, exchanged
+        request.folder, structure, longest, masked, sources, sentence, origin, reading, exchanged
     )
 
 
@@ -246,15 +254,15 @@ def measure_structure(model: Any) -> Structure:
 
 
 def _head_dim(config: Any) -> int | None:
-    """Return the head dimension, the first layer's where layers differ (Gemma 4); None where the
-    config does not say it."""
+    """Return the head dimension, of the first layer if layers differ (Gemma 4); None if the config
+    does not say it."""
     layers = getattr(config, "per_layer_config", None)
     return getattr(layers[0] if layers else config, "head_dim", None)
 
 
 def _kv_heads(config: Any) -> int:
-    """Return the number of key heads, which configs name in several ways; without such a name, that
-    of query heads."""
+    """Return the number of key heads, under any of the names that configs have for it; without one,
+    the number of query heads."""
     if getattr(config, "multi_query", False) and not getattr(
         config, "new_decoder_architecture", False
     ):
@@ -267,8 +275,8 @@ def _kv_heads(config: Any) -> int:
 def _weights_by_part(
     model: nn.Module, embeddings: nn.Module, head: nn.Module | None
 ) -> dict[str, int]:
-    """Return the number of weights in each of PARTS, shared weights counted once, and then with the
-    embeddings."""
+    """Return the number of weights in each of PARTS. A weight with several names counts once, and
+    with the embeddings if they have it."""
     counts: dict[str, int] = dict.fromkeys(PARTS, 0)
     seen: set[int] = set()
     of_embeddings = {id(p) for p in embeddings.parameters()}
@@ -288,17 +296,20 @@ def _weights_by_part(
     return counts
 
 
-def _part_of_weight(name: str, owner: str) -> str:
-    """Return to which of PARTS a weight belongs, from its path in the model and its module's class,
-    both in lower case."""
-    if any(word in name for word in _POSITION_NAMES):
+def _part_of_weight(path: str, class_name: str) -> str:
+    """Return which of PARTS a weight belongs to.
+
+    path: the weight's path in the model. class_name: the class of its module. Both are in lower
+    case.
+    """
+    if any(word in path for word in _POSITION_NAMES):
         return "positions"
-    if name.startswith(("cls.", "lm_head", "lm_predictions", "predictions")):
+    if path.startswith(("cls.", "lm_head", "lm_predictions", "predictions")):
         return "head"
-    if "norm" in owner:
+    if "norm" in class_name:
         return "norms"
-    if "attn" in name or "attention" in name:
+    if "attn" in path or "attention" in path:
         return "attention"
-    if any(word in name for word in _FEED_FORWARD_NAMES):
+    if any(word in path for word in _FEED_FORWARD_NAMES):
         return "feed-forward"
-    return "embeddings" if "embed" in name else "other"
+    return "embeddings" if "embed" in path else "other"

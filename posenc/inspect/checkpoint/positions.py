@@ -74,8 +74,8 @@ class Rotation:
         return 0.0 if wave is None else length / wave
 
     def _trained_turns(self, pair: int) -> float:
-        """Return how many turns the pair made in training, a little rounded up, so that rounding
-        makes no angle new."""
+        """Return how many turns the pair made in training, times 1 + 1e-9, so that a rounding error
+        does not count as a new angle."""
         wave = self.unscaled[pair]
         return 0.0 if wave is None else self.trained / wave * (1 + 1e-9)
 
@@ -144,9 +144,10 @@ PositionSource = Rotation | PositionTable | Bias | Disentangled
 def find_positions(checkpoint: Checkpoint) -> list[PositionSource]:
     """Return everything that gives the model positions; empty if nothing known was found.
 
-    A rotation is that of the model's rotary modules, and not the one that the config describes.
+    A rotation is described as the model's rotary modules compute it, even if the config says
+    otherwise.
 
-    Raises: ValueError if the frequencies of the modules are not known to be of any setting.
+    Raises: ValueError if the frequencies of the modules follow from no known setting.
     """
     model = checkpoint.model
     return [
@@ -204,7 +205,7 @@ def _disentangled_tables(model: Any) -> Iterator[Disentangled]:
 def _rotations(checkpoint: Checkpoint) -> Iterator[Rotation]:
     """Yield the rotations that the model's rotary modules have.
 
-    Raises: ValueError if their frequencies cannot be told.
+    Raises: ValueError if their frequencies follow from no known setting.
     """
     model = checkpoint.model
     settings = {s.layer_type: s for s in checkpoint.rope_settings}
@@ -218,10 +219,8 @@ def _rotations(checkpoint: Checkpoint) -> Iterator[Rotation]:
 
 
 def _text_part(model: Any) -> Any:
-    """Return the part of the model that reads text, whose rotary modules are looked at.
-
-    What transformers takes for the decoder of ModernBERT is its last linear layer.
-    """
+    """Return the part of the model that reads text: its decoder, or the whole model if the decoder
+    has no rotary module, as for ModernBERT, whose get_decoder() returns its last linear layer."""
     decoder = model.get_decoder()
     return decoder if rotary_modules(decoder) else model
 
@@ -263,7 +262,8 @@ def _rotation_of_module(
 
 
 def _setting_in_words(setting: RopeSetting) -> str:
-    """Return pairs, base and scaling of a setting, for `Rotation.differs`."""
+    """Return pairs, base and scaling of a setting as text: "32 pairs, theta 10,000, scaling
+    YaRN"."""
     scaling = "" if setting.scaling_name == "none" else f", scaling {setting.scaling_name}"
     return f"{setting.rotary_dim // 2} pairs, theta {setting.rope_theta:,.6g}{scaling}"
 
@@ -350,7 +350,7 @@ def _t5_bias(name: str, attention: Any) -> list[Bias]:
     """Return T5's bias by distance, in a list; an empty list for a layer that takes its bias from
     another.
 
-    name, attention: of the module in the model.
+    name: the path of the layer's attention in the model. attention: that module.
     """
     if not attention.has_relative_attention_bias:
         return []

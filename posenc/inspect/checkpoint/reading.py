@@ -16,7 +16,7 @@ from posenc.hf.checkpoint.tokenization import load_tokenizer, parse_token_ids, t
 from posenc.inspect.checkpoint.positions import DISENTANGLED_METHODS
 
 Span = tuple[int, int]
-"""First character and end; equal for a token without text."""
+"""First and last + 1 of a run of characters or tokens; equal for a token without text."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,11 @@ def _word_spans(text: str) -> list[Span]:
 def _labelled_sentence(
     text: str, ids: Sequence[int], spans: Sequence[Span], names: dict[int, str]
 ) -> Sentence:
-    """Return the sentence of these tokens, in groups that share a character, as bytes of one do.
+    """Return the Sentence of these tokens: tokens that share a character, as the bytes of a Chinese
+    one do, form a group, which is labelled by its text.
 
-    names: of the ids, for tokens without text; "·" labels a token that has no name either.
+    spans: the characters of each token. names: a label for each id of a token without text; "·"
+    labels one that is missing here.
     """
     starts = [0]
     for index, (before, here) in enumerate(pairwise(spans), 1):
@@ -166,7 +168,7 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
     """
     name = model.config.model_type
     inputs = _model_arguments(model, ids)
-    with recorded_last_layers(model) as handed_on:
+    with recorded_last_layers(model) as last_outputs:
         try:
             out = model(**inputs, output_attentions=True, output_hidden_states=True)
         except Exception as error:  # some configs build a model whose own parts do not fit
@@ -187,7 +189,7 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
     if not has_two_stacks and _shapes_differ(out.attentions):
         raise ValueError(f"The layers of a {name} model look at different numbers of keys.")
     _check_states(name, hidden, logits)
-    states = [*hidden[:-1], _last_states_before_norm(hidden, handed_on)]
+    states = [*hidden[:-1], _last_states_before_norm(hidden, last_outputs)]
     return Reading(
         {stack: _without_batch(layers) for stack, layers in attention.items()},
         _without_batch(states),
@@ -196,7 +198,8 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
 
 
 def _check_states(name: str, hidden: Sequence[Tensor], logits: Tensor) -> None:
-    """Raise ValueError for states that cannot be compared between layers."""
+    """Raise ValueError if layers return states of different shapes, or if a state or a logit is not
+    finite."""
     if _shapes_differ(hidden):
         raise ValueError(f"The layers of a {name} model hand on states of different shapes.")
     if not all(state.isfinite().all() for state in (*hidden, logits)):
@@ -207,8 +210,8 @@ def _check_states(name: str, hidden: Sequence[Tensor], logits: Tensor) -> None:
 
 
 def _model_arguments(model: Any, ids: Sequence[int]) -> dict[str, Tensor]:
-    """Return the arguments of the model's forward: the text as a batch of one. A decoder beside an
-    encoder is given it as well, after its start token."""
+    """Return the arguments of the model's forward: the text as a batch of one. With an encoder and
+    a decoder both get the text, the decoder after its start token."""
     tokens = torch.tensor([ids])
     if not model.config.is_encoder_decoder:
         return {"input_ids": tokens}
@@ -231,8 +234,11 @@ def _without_batch(layers: Sequence[Tensor]) -> Tensor:
 
 @contextmanager
 def recorded_last_layers(model: Any) -> Iterator[list[tuple[int, Tensor]]]:
-    """Record, inside the block and in the order of running, the output of the last module of each
-    nn.ModuleList, with the list's length."""
+    """Record the output of the last module of each nn.ModuleList while the model runs inside the
+    `with`.
+
+    Yields: a list that is filled with (length of the ModuleList, output), in the order of running.
+    """
     outputs: list[tuple[int, Tensor]] = []
 
     def record_output(count: int, module: nn.Module, inputs: Any, returned: Any) -> None:
@@ -252,17 +258,17 @@ def recorded_last_layers(model: Any) -> Iterator[list[tuple[int, Tensor]]]:
 
 
 def _last_states_before_norm(
-    hidden: Sequence[Tensor], handed_on: Sequence[tuple[int, Tensor]]
+    hidden: Sequence[Tensor], last_outputs: Sequence[tuple[int, Tensor]]
 ) -> Tensor:
     """Return the last layer's states before the final norm, which transformers returns only after
     it; those after the norm if no recorded output fits.
 
-    hidden: states as transformers returns them. handed_on: outputs by `recorded_last_layers`.
+    hidden: states as transformers returns them. last_outputs: what `recorded_last_layers` yields.
     """
     # The first that fits: the stack that reads the text runs first.
     count = len(hidden) - 1
     shape = hidden[-1].shape
-    fitting = (state for layers, state in handed_on if layers == count and state.shape == shape)
+    fitting = (state for layers, state in last_outputs if layers == count and state.shape == shape)
     return next(fitting, hidden[-1])
 
 
@@ -278,8 +284,11 @@ def attention_by_group(weights: Tensor, groups: Sequence[tuple[int, int]]) -> Te
 
 @contextmanager
 def recorded_relative_scores(model: Any) -> Iterator[list[Tensor]]:
-    """Record, inside the block, the terms that DeBERTa's first layer adds to its scores, (heads,
-    length, length)."""
+    """Record the terms that DeBERTa's first layer adds to its scores while the model runs inside
+    the `with`.
+
+    Yields: a list that is filled with them, (heads, length, length).
+    """
     terms: list[Tensor] = []
     owner: nn.Module | None = None
     name = ""

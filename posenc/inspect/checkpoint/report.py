@@ -22,8 +22,7 @@ from posenc.inspect.checkpoint.positions import (
 )
 from posenc.inspect.checkpoint.swap import Swap, SwapEffect
 from posenc.inspect.encoding.report import ranges
-from posenc.report.report import Block, Code, Facts, Items, Number, Report, Section
-from posenc.report.report import Table as Rows
+from posenc.report.report import Block, Code, Facts, Items, Number, Report, Section, Table
 
 _ORIGINS = {
     "user": "",
@@ -42,7 +41,7 @@ def report_of(
     has_figures: with figures, which need matplotlib.
     """
     sheet = judgement.sheet
-    built = sheet.structure
+    structure = sheet.structure
     answers = [answer_in_words(sheet.positions, sheet.longest)]
     if sheet.swap is not None and judgement.swap_findings is not None:
         answers.append(swap_in_words(sheet.swap, judgement.swap_findings))
@@ -51,8 +50,8 @@ def report_of(
         " ".join(answers),
         _facts(judgement),
         [*_sections(judgement, command, layers, has_figures)],
-        f"{built.model_type}, {built.layers} layers of {built.heads} heads. Everything here is "
-        "measured.",
+        f"{structure.model_type}, {structure.layers} layers of {structure.heads} heads. Everything "
+        "here is measured.",
     )
 
 
@@ -68,7 +67,7 @@ def _facts(judgement: Judgement) -> dict[str, Any]:
 def _sections(
     judgement: Judgement, command: str, layers: Sequence[int], has_figures: bool
 ) -> Iterator[Section]:
-    """Yield the sections of the report, those that were not measured left out."""
+    """Yield the sections of the report, without those for which nothing was measured."""
     sheet = judgement.sheet
     of_exchange = []
     of_positions = []
@@ -102,7 +101,7 @@ def _sections(
 
 
 def _exchange_blocks(swap: Swap, findings: SwapFindings) -> Iterator[Block]:
-    """Yield what the exchange of two words changes: words and a table."""
+    """Yield sentences and a table about what the exchange of two words changes."""
     yield (
         f"The tokens of {swap.words[0]} and {swap.words[1]} change places; no other token is "
         "touched. A state is the vector that a layer hands on for a token; it is compared with the "
@@ -123,7 +122,7 @@ def _exchange_blocks(swap: Swap, findings: SwapFindings) -> Iterator[Block]:
         row("logits", lambda c: c.logits),
         row("prediction, nats", lambda c: c.divergence),
     ]
-    yield Rows(
+    yield Table(
         ["changed", *changes],
         rows,
         "The largest change: of states after the first layer and the last, relative to their "
@@ -141,7 +140,8 @@ def _removed_in_words(swap: Swap) -> str:
 
 
 def verdicts_in_words(swap: Swap, findings: SwapFindings) -> list[str]:
-    """Return the findings without positions, in words and numbers."""
+    """Return sentences that say what the states show when two words are exchanged without
+    positions."""
     change = swap.without
     if change is None:
         return ["Nothing of this model's positions is known to be removable."]
@@ -179,9 +179,10 @@ def verdicts_in_words(swap: Swap, findings: SwapFindings) -> list[str]:
     return sentences
 
 
-def attention_table(judgement: Judgement) -> Rows:
-    """Return a row for each layer: the mean of its heads' mean distances from a query to the keys
-    that it attends to, the heads with the smallest and the largest one, and where heads look."""
+def attention_table(judgement: Judgement) -> Table:
+    """Return a table with a row for each layer: the mean of its heads' mean distances from a query
+    to the keys that it attends to, the heads with the smallest and the largest one, and where heads
+    look."""
     rows = []
     for layer in judgement.attention:
         heads = layer.distances
@@ -191,7 +192,7 @@ def attention_table(judgement: Judgement) -> Rows:
         name = f"{layer.stack} {layer.layer}".strip()
         targets = [layer.heads_at_first, layer.heads_at_itself, layer.heads_at_previous]
         rows.append([name, mean, nearest, farthest, *targets])
-    return Rows(
+    return Table(
         ["layer", "mean", "nearest", "farthest", "first token", "itself", "before"],
         rows,
         "Mean distance of attention in tokens, over all queries of the text: of all heads, of the "
@@ -203,32 +204,33 @@ def attention_table(judgement: Judgement) -> Rows:
 
 def structure_in_words(sheet: CheckpointSheet) -> dict[str, str]:
     """Return by name, in words, the sizes of the model and its parameters by part."""
-    built = sheet.structure
-    stacks = f"{built.layers}"
-    if built.decoder_layers is not None:
-        stacks = f"{built.layers} of the encoder, {built.decoder_layers} of the decoder"
+    structure = sheet.structure
+    stacks = f"{structure.layers}"
+    if structure.decoder_layers is not None:
+        stacks = f"{structure.layers} of the encoder, {structure.decoder_layers} of the decoder"
+    heads = f"{structure.heads} of {structure.head_dim}, on {structure.kv_heads} key/value heads"
     lines = {
-        "model": built.model_type,
+        "model": structure.model_type,
         "layers": stacks,
-        "heads": f"{built.heads} of {built.head_dim}, on {built.kv_heads} key/value heads",
-        "width, vocabulary": f"{built.width:,}, {built.vocabulary:,}",
+        "heads": heads,
+        "width, vocabulary": f"{structure.width:,}, {structure.vocabulary:,}",
         "longest text": f"{sheet.longest:,} tokens"
         if sheet.longest
         else "its config names no limit",
         "attention looks": "back only" if sheet.reading.causal else "both ways",
-        "parameters": f"{built.parameters:,}",
+        "parameters": f"{structure.parameters:,}",
     }
-    return lines | _parts(built)
+    return lines | _parts_in_words(structure)
 
 
-def _parts(built: Structure) -> dict[str, str]:
-    """Return by name the parameters of each part that has any, with their fraction of the total;
-    positions always."""
+def _parts_in_words(structure: Structure) -> dict[str, str]:
+    """Return, by the name of each part that has parameters, their number and their fraction of the
+    total as text; positions always."""
     shown = {}
-    for part, count in built.parts.items():
+    for part, count in structure.parts.items():
         if count or part == "positions":
-            tied = ", which are the head too" if part == "embeddings" and built.tied else ""
-            shown[f"  {part}"] = f"{count:,} ({count / built.parameters:.1%}){tied}"
+            tied = ", which are the head too" if part == "embeddings" and structure.tied else ""
+            shown[f"  {part}"] = f"{count:,} ({count / structure.parameters:.1%}){tied}"
     return shown
 
 
@@ -258,7 +260,8 @@ def positions_in_words(sources: Sequence[PositionSource]) -> dict[str, str]:
 
 
 def _rotation_lines(source: Rotation) -> dict[str, str]:
-    """Return the lines of a rotation: its settings, and pairs that leave their trained range."""
+    """Return, by name, texts about a rotation: its settings, and the pairs that leave their trained
+    range."""
     pairs = len(source.wavelengths)
     name = f"rotation, {source.layers}"
     theta = "none" if source.rope_theta is None else f"{source.rope_theta:,g}"

@@ -21,14 +21,15 @@ LARGEST_ROUNDING_DIFFERENCE = 1e-5
 
 @dataclass(frozen=True)
 class SwapEffect:
-    """Changes of states and predictions when two words swap places, with positions or without.
+    """Changes of states and predictions when two words are exchanged, with positions or without.
 
-    Distances are relative: the length of the difference over the length of the state.
-    by_group: change of each word's state in the last layer, between its old and its new place.
+    Changes of states are relative: the length of the difference over the length of the state.
+    by_group: change of the last layer's state of each group of tokens (see `Sentence`), between its
+        old and its new place.
     last_by_layer, all_by_layer: largest change of the last token, and of all tokens; entry 0 is the
-    embeddings.
+        embeddings.
     logits: largest change of a logit at the last token (masked models: at any token). divergence:
-    KL divergence there from the old distribution to the new one, in nats.
+        KL divergence there from the old distribution to the new one, in nats.
     """
 
     by_group: list[float]
@@ -40,9 +41,10 @@ class SwapEffect:
 
 @dataclass(frozen=True)
 class Swap:
-    """Two words exchanged. order: the old token at each place of the new sequence.
+    """An exchange of two words, and what it changes.
 
-    last_stays: True if the last token comes after both words. removed: what was removed for
+    order: for each place of the new sequence, the old place of its token. last_stays: True if the
+    last token comes after both words. removed: descriptions of the positions that were removed for
     `without`; if nothing could be removed, it is empty and `without` is None.
     """
 
@@ -54,10 +56,10 @@ class Swap:
     with_positions: SwapEffect
     without: SwapEffect | None
 
-    def by_layer(self, change: SwapEffect) -> list[float]:
-        """Return how far states move in each layer: that of the last token in a causal model, else
-        the largest of any."""
-        return change.last_by_layer if self.causal else change.all_by_layer
+    def by_layer(self, effect: SwapEffect) -> list[float]:
+        """Return how far states move in each layer: the state of the last token in a causal model,
+        else the state of the token that moves farthest. effect: `with_positions` or `without`."""
+        return effect.last_by_layer if self.causal else effect.all_by_layer
 
 
 def exchanged_order(length: int, a: Span, b: Span) -> list[int]:
@@ -89,15 +91,15 @@ def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: b
     ids = [sentence.ids[i] for i in order]
     last = max(b for _, b in spans)
 
-    def change() -> tuple[SwapEffect, Reading]:
+    def measure_exchange() -> tuple[SwapEffect, Reading]:
         """Return what the exchange changes in the present model, and the reading before it."""
         before = read_sentence(model, sentence.ids)
         after = read_sentence(model, ids)
         return _compare_readings(before, after, order, sentence, masked), before
 
-    with_positions, before = change()
+    with_positions, before = measure_exchange()
     with without_positions(model) as removed:
-        without = change()[0] if removed else None
+        without = measure_exchange()[0] if removed else None
     return Swap(words, order, before.causal, last < len(sentence), removed, with_positions, without)
 
 
@@ -133,11 +135,12 @@ def _compare_readings(
 
 @contextmanager
 def without_positions(model: nn.Module) -> Iterator[list[str]]:
-    """Remove the model's positions inside the block, so that only its mask depends on order; yields
-    names of the removed parts.
+    """Remove the model's positions inside the `with`, so that only its mask depends on order.
 
-    Rotations become the identity, rows of tables and T5's biases zero, ALiBi's and DeBERTa's terms
-    of the scores zero. Everything is as before after the block.
+    Rotations become the identity; rows of tables, T5's biases, and ALiBi's and DeBERTa's terms of
+    the scores become zero. Afterwards everything is as before.
+
+    Yields: descriptions of the removed parts.
     """
     removed: list[str] = []
     with ExitStack() as undo:

@@ -14,8 +14,8 @@ from posenc.testing.harness import diagonal_positions, encoding_of_first_layer
 
 NUM_SHOWN_POSITIONS = 128
 """Positions drawn in a heat map; chosen, as are the numbers of curves and arrows below."""
-HEAT_MAPS = ("-added", "-turns", "-matrix")
-"""Ends of the names of the figures that stay if only heat maps are drawn."""
+HEAT_MAP_SUFFIXES = ("-added", "-turns", "-matrix")
+"""Ends of the names of the figures that are kept where only heat maps are drawn."""
 _NUM_DRAWN_DIMENSIONS = 48
 """Dimensions of a position's row that are drawn as a curve."""
 _MATRIX_SIZE = 64
@@ -23,11 +23,12 @@ _MATRIX_SIZE = 64
 _NUM_BUCKET_DISTANCES = 200
 """Distances whose buckets are drawn, beyond the 128 after which T5's share one."""
 _NUM_ROTATION_STEPS = 6
-"""Arrows of a pair of channels; the captions count them, too."""
+"""Arrows of a pair of channels, one for each position; the caption names the positions, too."""
 
 
 def curve_plots(sheets: Sequence[SpecSheet], name_prefix: str) -> Iterator[Plot]:
-    """Yield the figures in which all encodings share the axes: scores by distance, wavelengths.
+    """Yield the figures in which all encodings share the axes: scores by distance, and wavelengths
+    if any encoding has them.
 
     name_prefix: what the figures' names begin with; "" for nothing.
     """

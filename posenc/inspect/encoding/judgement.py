@@ -33,7 +33,8 @@ _CAUSES = {
 
 
 class Point(NamedTuple):
-    """A distance in tokens, and the scores in logits of a key equal to the query and of another."""
+    """A distance in tokens, and the scores in logits that a query gives, at this distance, to a key
+    equal to it and to an unrelated key."""
 
     distance: int
     equal: float
@@ -42,16 +43,18 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class NearAndFar:
-    """What distance does to the weight of a key.
+    """The effect of distance on the weight of a key.
 
-    favours: the end with more weight for a key equal to the query; "neither" where both ends are
-    level and distances between them are not; "nothing" where all are level.
-    by_content: the encoding reads the tokens between, so that distance alone decides nothing.
+    favours: the end with more weight for a key equal to the query; "neither" if both ends are level
+        and distances between them are not; "nothing" if all are level.
+    by_content: True if the encoding reads the tokens between, so that distance alone decides
+        nothing.
     near, far: the scores at the nearest and at the farthest distance at which a key is seen.
     logit_span: logits between the largest and the smallest score of an equal key.
-    last_visible_distance: the last distance that is seen, where farther ones are hidden; else None.
-    of_others: how the score of an unrelated key moves from near to far: "alike" if it moves the way
-    of an equal key, at least half as much; else "level" if it does not move, or "less".
+    last_visible_distance: the last distance that is seen, if farther ones are hidden; else None.
+    of_others: how the score of an unrelated key changes from near to far: "alike" if it changes in
+        the direction of an equal key's, at least half as much; "level" if it does not change; else
+        "less".
     """
 
     favours: Literal["near", "far", "neither", "nothing"]
@@ -64,7 +67,7 @@ class NearAndFar:
 
 
 class NewAngles(NamedTuple):
-    """Say where rotary pairs reach new angles.
+    """Where rotary pairs reach angles that training never showed.
 
     position: the first position at which some pair turns further than ever in training. pairs:
     number of pairs that do so before twice that position.
@@ -107,9 +110,9 @@ class Limits:
 class Judgement:
     """A spec sheet and what follows from it.
 
-    near_and_far: None if a query sees a single token. takes_time: the interval of the relative time
-    excludes 1. layers_per_pattern: those after which a hybrid's encodings repeat; 1 if all are
-    alike.
+    near_and_far: None if a query sees a single token. takes_time: True if the confidence interval
+    of the relative time excludes 1. layers_per_pattern: number of layers after which a hybrid's
+    encodings repeat; 1 if all layers have the same.
     """
 
     sheet: SpecSheet
@@ -125,7 +128,8 @@ class Judgement:
 
 
 def judge(sheet: SpecSheet) -> Judgement:
-    """Return what distance does to weights, what the encoding costs, and where it stops working."""
+    """Return the judgement of an encoding: what distance does to weights, whether it takes time,
+    and where it stops working."""
     encoding = create(sheet.name, sheet.shape)
     low, _, high = sheet.cost
     return Judgement(
@@ -200,9 +204,10 @@ _UNWANTED_CAUSES = ("padding", "packing", "batch", "cache")
 
 
 def _short_resolution(sheet: SpecSheet) -> int | None:
-    """Return the distance up to which float32 distinguishes all neighbours, None if it is enough.
+    """Return the distance up to which float32 distinguishes all neighbours; None if that is far
+    enough.
 
-    Half of the training length, or of the positions that the encoding accepts, counts as enough:
+    Half of the training length, or of the positions that the encoding accepts, is far enough:
     chosen, not derived.
     """
     resolution = (sheet.resolution or {}).get("float32")
@@ -213,8 +218,9 @@ def _short_resolution(sheet: SpecSheet) -> int | None:
 
 
 def _rotates_along_one_axis(sheet: SpecSheet, encoding: PositionEncoding) -> bool:
-    """Return True for a rotation by the position itself, with the same frequencies at any length;
-    False for several axes, and for other positions than the text's, as by a map."""
+    """Return True if the encoding rotates by the token's own position on one axis, with the same
+    frequencies at any length; False if there are several axes, or if it maps positions to
+    others."""
     if encoding.claims.num_axes != 1 or exact_frequencies_of(encoding) is None:
         return False
     steps = torch.arange(2)
@@ -245,8 +251,8 @@ def new_angles(sheet: SpecSheet, encoding: PositionEncoding) -> NewAngles | None
 
 
 def _unscaled_wavelengths(waves: list[float], shape: ModelShape) -> list[float]:
-    """Return the wavelengths before their scaling: those of plain RoPE if none of `waves` is
-    shorter than its own."""
+    """Return the wavelengths before their scaling: those of plain RoPE if there are as many and
+    none of `waves` is shorter than RoPE's; else `waves`."""
     of_rope = plain_wavelengths(shape)
     # Of some of the channels, or of another base, nothing is known to be stretched.
     if len(of_rope) != len(waves):
@@ -258,15 +264,16 @@ def _unscaled_wavelengths(waves: list[float], shape: ModelShape) -> list[float]:
 
 
 def plain_wavelengths(shape: ModelShape) -> list[float]:
-    """Return the tokens per turn of each pair of plain RoPE."""
+    """Return the tokens per turn of each pair of RoPE without a scaling, for heads of this
+    shape."""
     frequencies = exact_frequencies_of(create("rope", shape))
     assert frequencies is not None  # RoPE rotates
     return [2 * math.pi / float(f) for f in frequencies.inv_freq]
 
 
 def answer_in_words(judgement: Judgement) -> str:
-    """Return in sentences what an encoding does with near and far, what it costs and where it
-    ends."""
+    """Return sentences: what the encoding does with near and far keys, what it costs, and where it
+    stops working."""
     sheet = judgement.sheet
     before = "Before any training, which may change this, " if judgement.is_untrained else ""
     near_and_far = near_and_far_in_words(judgement.near_and_far)
@@ -279,15 +286,16 @@ def answer_in_words(judgement: Judgement) -> str:
 
 
 def first_layer_note(judgement: Judgement) -> str:
-    """Return what is said of a hybrid, whose encodings repeat after some layers; "" of others."""
+    """Return a sentence for a hybrid, whose encodings repeat after some layers, that its first
+    layer was measured; "" for other encodings."""
     if judgement.layers_per_pattern == 1:
         return ""
     return f"This is its first layer: {judgement.layers_per_pattern} layers are a pattern."
 
 
 def near_and_far_in_words(near_and_far: NearAndFar | None) -> str:
-    """Return, as the end of a sentence, the effect of distance on the weight of a key equal to the
-    query and of another one."""
+    """Return a sentence without its subject: the effect of distance on the weight of a key equal to
+    the query and of an unrelated one."""
     if near_and_far is None:
         return "sees a single token"
     ends = ""
@@ -329,8 +337,8 @@ def _weight_ratio_in_words(logits: float) -> str:
 
 
 def cost_in_words(judgement: Judgement) -> str:
-    """Return, as the end of "It costs", the number of parameters and the time of a layer, relative
-    to one without an encoding where they are known to differ."""
+    """Return what follows "It costs": the number of parameters, and the time of a layer relative to
+    one without an encoding, if the two differ measurably."""
     sheet = judgement.sheet
     learned = "no parameters"
     if sheet.parameters:

@@ -48,13 +48,14 @@ CHANGES = {
     "batch": results_among_other_rows,
     "cache": results_in_steps,
 }
-"""For each change, the function that yields results with it and without."""
+"""For each change that should not matter, the function that yields pairs of results: with the
+change and without."""
 EMBEDDINGS, QUERIES_KEYS, SCORES, VALUES = 1, 2, 3, 4
 """The places where an encoding may act, as numbered in its claims; values include the output."""
 _FAR_OFFSET_IN_LENGTHS = 4
 """Training lengths after which large positions begin, at which an encoding is tried, too."""
 _NUM_TRIED_TOKENS = 9
-"""Tokens by which the places are found."""
+"""Tokens of the inputs with which the places are found."""
 _NUM_NORM_TOKENS = 64
 """Tokens whose norms are compared."""
 COST_LENGTH = 512
@@ -72,18 +73,24 @@ measurements."""
 class SpecSheet:
     """Properties of an encoding in a model of `shape`, measured on random inputs.
 
-    parameters: trainable numbers of one instance.
-    norm_ratio: smallest and largest norm of a query or key after place 2, relative to before.
+    places: where it acts, see `measure_places`. parameters: number of trainable numbers of one
+        instance. per_layer: True if every layer has an instance of its own.
+    norm_ratio: smallest and largest norm of a query or key after the encoding transforms it,
+        relative to before.
+    direction: see `scores.direction`.
     axis_length: positions along one axis in training: the training length, or the side of the
         smallest square grid with at least that many cells.
-    unfinished_pairs: frequency pairs, of num_pairs and counted from 0, that complete no period
-        along their axis.
-    scaling: the scaling of its frequencies with its numbers, None without one.
+    unfinished_pairs: rotary pairs, of num_pairs and counted from 0, that complete no turn along
+        their axis.
+    scaling: the scaling of its frequencies with its numbers.
     wavelengths: of the pairs, in tokens; None for a pair that does not rotate.
-    differences: between results that should be the same, see `measure_differences`.
+    differences: by name, differences between results that should be the same, see
+        `measure_differences`.
+    compiles, exports: "yes", or why not, see `compile_outcome` and `export_outcome`.
     cost: time divided by that of a layer without an encoding: low, median and high over interleaved
         pairs; the interval contains the true median in 97 of 100 measurements.
-    contract: for other encodings than posenc's, the failed checks of the contract.
+    contract: for other encodings than posenc's, the failed checks of the contract, with their
+        messages.
     None: does not apply to this encoding.
     """
 
@@ -240,7 +247,7 @@ def measure_places(encoding: PositionEncoding, shape: ModelShape) -> list[int]:
 
 
 def _places_acting_from(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[int]:
-    """Return the places, numbered as in claims, where the encoding changes tensors at a few
+    """Return the places, numbered as in claims, where the encoding changes tensors at the first few
     positions from `offset` on."""
     encoding = copy.deepcopy(encoding).double()
     length = possible_length(encoding, _NUM_TRIED_TOKENS)
@@ -278,8 +285,11 @@ def _places_acting_from(encoding: PositionEncoding, shape: ModelShape, offset: i
 
 
 def _places_of_term(term: Term, q: Tensor, k: Tensor) -> set[int]:
-    """Return SCORES if the term changes the scores of q and k, and VALUES if it combines them with
-    their weights in another way than by a product; q, k: (batch, heads, len, head_dim)."""
+    """Return the places where a term of the scores acts: SCORES if it changes the scores of q and
+    k, VALUES if it does anything but multiply the weights with the values.
+
+    q, k: (batch, heads, len, head_dim); k also serves as values.
+    """
     acting = set()
     all_tokens = slice(0, q.shape[-2])
     scores = q @ k.mT

@@ -11,7 +11,7 @@ from posenc.encodings import DECIMAL_CONTEXT, TWO_PI, ExactFrequencies, Position
 from posenc.testing.harness import encoding_of_first_layer
 
 LARGEST_ANGLE_ERROR = 1e-3
-"""Radians of error that count as precise."""
+"""Radians; a smaller error of an angle counts as exact."""
 LAST_TESTED_POSITION = 2**31
 """Last position tested of an encoding that has no limit; chosen, not derived."""
 NUM_NEIGHBOURS = 64
@@ -21,11 +21,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Precision:
-    """The largest tested position up to which all angles are within `LARGEST_ANGLE_ERROR` of exact.
+    """Up to which position angles are exact, and where neighbouring positions collide.
 
-    plain: by dtype, that position for angles that are position times inverse frequency, both in the
-        dtype, as many codebases compute them.
-    as_used: that position for the angles of this encoding, at positions below its limit.
+    An angle is exact within LARGEST_ANGLE_ERROR of 50-digit arithmetic.
+    plain: by dtype, the largest tested position up to which all angles are exact, if position times
+        inverse frequency is computed in that dtype, as many codebases do.
+    as_used: the same position for the angles as this encoding computes them, below its limit.
     starts: positions, powers of two.
     apart: for each way to compute angles, a fraction for each of `starts`: of the neighbouring
         positions just after the start, those that differ in at least one angle. The others collide.

@@ -1,4 +1,5 @@
-"""The words of measured encodings: judgements as a report, for the terminal, the page and JSON."""
+"""Build the report of measured encodings from their judgements, for the terminal, the page and
+JSON."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ MAX_OWN_SECTIONS = 3
 """Up to this many encodings get their own sections; more share tables and curves, so that a page
 stays below a megabyte. This number and the next two are chosen."""
 MAX_WITH_HEAT_MAPS = 8
-"""Up to this many encodings keep a heat map each."""
+"""Up to this many encodings have a heat map each."""
 MAX_COLUMNS = 4
 """Up to this many encodings have a column each; of more, each has a row."""
 GROUPS: dict[str, dict[str, str]] = {
@@ -82,7 +83,7 @@ def report_of(
 
     command: the line that repeats it. compare: share tables and curves, as more than
     MAX_OWN_SECTIONS encodings always do; else each encoding has sections of its own. has_figures:
-    with figures, which need matplotlib.
+    add figures, which need matplotlib.
     """
     sheets = [judgement.sheet for judgement in judgements]
     names = ", ".join(sheet.name for sheet in sheets)
@@ -112,19 +113,21 @@ def report_of(
 
 
 def _title(encoding_name: str, subject: str) -> str:
-    """Return the heading of a section about an encoding, or about all if `encoding_name` is ""."""
+    """Return the heading of a section: about one encoding, or about all if `encoding_name` is
+    ""."""
     return f"{encoding_name}: {subject}" if encoding_name else subject
 
 
 def _figure_sections(
     sheets: Sequence[SpecSheet], encoding_name: str, count: int
 ) -> Iterator[Section]:
-    """Yield the sections with figures: curves that the encodings share, and what is inside each.
+    """Yield the sections with figures: curves that the encodings share, and the figures of each
+    encoding.
 
-    sheets: those of the encodings that the sections are about. encoding_name: the name of the only
-    one; "" for all of them. count: number of encodings in the report.
+    sheets: of the encodings that the sections are about. encoding_name: the name of the only one;
+    "" for all of them. count: number of encodings in the report.
     """
-    from posenc.inspect.encoding.figures import HEAT_MAPS, curve_plots, plots_of_encoding
+    from posenc.inspect.encoding.figures import HEAT_MAP_SUFFIXES, curve_plots, plots_of_encoding
 
     few_only = (
         f"For all pictures of what an encoding does inside, name {MAX_OWN_SECTIONS} or fewer."
@@ -138,7 +141,7 @@ def _figure_sections(
     for sheet in sheets:
         plots = [*plots_of_encoding(sheet)]
         if count > MAX_OWN_SECTIONS:
-            plots = [plot for plot in plots if plot.name.endswith(HEAT_MAPS)]
+            plots = [plot for plot in plots if plot.name.endswith(HEAT_MAP_SUFFIXES)]
         if plots:
             yield Section(f"Inside {sheet.name}", plots, detail=True)
 
@@ -166,8 +169,8 @@ def _answer_cells(judgement: Judgement) -> list[str | Cell]:
 
 
 def property_tables(sheets: Sequence[SpecSheet], encoding_name: str = "") -> Iterator[Table]:
-    """Yield a table for each subject with a column for each encoding, or with a row for each of
-    many. Properties that none has are left out.
+    """Yield a table for each subject of GROUPS, with a column for each encoding, or a row for each
+    if there are more than MAX_COLUMNS. Properties that none of the encodings has are left out.
 
     encoding_name: what the names of the tables begin with; "" if the tables are about all.
     """
@@ -195,7 +198,7 @@ def property_tables(sheets: Sequence[SpecSheet], encoding_name: str = "") -> Ite
 
 
 def properties_in_words(sheet: SpecSheet) -> dict[str, str]:
-    """Return the measured properties of an encoding: name, as in GROUPS, and value in words."""
+    """Return the measured properties of an encoding as texts, by their names in GROUPS."""
     longest = "no limit"
     if sheet.max_positions is not None:
         longest = f"{sheet.max_positions - 1:,}"
@@ -246,7 +249,8 @@ def _norm_ratio_in_words(ratio: tuple[float, float] | None) -> str:
 
 
 def _resolution_lines(sheet: SpecSheet) -> dict[str, str]:
-    """Return the lines of the distances at which neighbouring keys are distinguished, by dtype."""
+    """Return, by the names of properties, texts about the distances at which neighbouring keys are
+    distinguished, one for each dtype."""
     resolution = sheet.resolution
     if resolution is None:
         return {"neighbours": "by the tokens between, not by distance"}
@@ -265,8 +269,8 @@ def _resolution_in_words(resolution: Resolution) -> str:
 
 
 def _precision_lines(sheet: SpecSheet) -> dict[str, str]:
-    """Return the lines of the last position with exact angles, by the way to compute them; none
-    without angles."""
+    """Return, by the names of properties, the last position with exact angles for each way to
+    compute them; {} for an encoding without angles."""
     if sheet.precision is None:
         return {}
     plain = {f"angles, plain {name}": f"{p:,}" for name, p in sheet.precision.plain.items()}
@@ -274,8 +278,8 @@ def _precision_lines(sheet: SpecSheet) -> dict[str, str]:
 
 
 def _frequency_lines(sheet: SpecSheet) -> dict[str, str]:
-    """Return the lines of the rotary pairs that turn less than once in training, and of the
-    scaling if there is one."""
+    """Return, by the names of properties, the rotary pairs that turn less than once in training,
+    and the scaling if there is one."""
     label = "unfinished pairs"
     pairs = sheet.unfinished_pairs
     if not sheet.num_pairs:
@@ -288,7 +292,8 @@ def _frequency_lines(sheet: SpecSheet) -> dict[str, str]:
 
 
 def _score_lines(sheet: SpecSheet) -> dict[str, str]:
-    """Return the lines of scores at a few distances, of keys equal to the query and of others."""
+    """Return, by the names of properties, the scores at a few distances, of keys equal to the query
+    and of unrelated ones."""
     decay = sheet.decay
     picked = [i for i, d in enumerate(decay.distances) if d in (1, 16, 256, decay.distances[-1])]
 

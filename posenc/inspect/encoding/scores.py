@@ -50,8 +50,12 @@ _NUM_DIRECTION_POSITIONS = 32
 
 
 def decay_bytes(encoding: PositionEncoding, shape: ModelShape) -> int:
-    """Return a lower bound of the memory of `decay`, in bytes: for each pair a query at each
-    distance sees as many keys, and its scores are kept before the mask, after it and in the sum."""
+    """Return a lower bound of the bytes that `decay` allocates; 0 for methods that read the tokens
+    between.
+
+    For each random pair it keeps the scores of a query at each distance with a key at each
+    distance, three times: before the mask, after it, and summed.
+    """
     if not encoding.claims.permutation_invariant:
         return 0
     steps = len(_distances(_last_position(encoding, shape)))
@@ -154,7 +158,8 @@ def _scores_of_last_token(
     """Return the scores of the last token with all tokens, (batch, num_heads, len), for methods
     that read the tokens between.
 
-    x: tokens, (batch, len, embed_dim). query: (batch, 1, embed_dim), asks instead of the last.
+    x: tokens, (batch, len, embed_dim). query: (batch, 1, embed_dim), the token whose query is used
+    at the last position; None for the last of `x`.
     """
     positions = diagonal_positions(encoding, torch.arange(x.shape[1]))
     embedded = encoding.embed(x, positions)
@@ -243,8 +248,8 @@ def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resol
 
 
 def _tested_distances(encoding: PositionEncoding) -> list[int]:
-    """Return each distance that has a next one: all up to _LAST_NEAR_DISTANCE, then powers of two,
-    up to FARTHEST_DISTANCE or the last position."""
+    """Return the distances, increasing, that are compared with the next one: all up to
+    _LAST_NEAR_DISTANCE, then powers of two, up to FARTHEST_DISTANCE or the last position."""
     limit = FARTHEST_DISTANCE
     if encoding.claims.max_positions is not None:
         limit = encoding.claims.max_positions - 2  # the next distance must be possible, too

@@ -1,1 +1,1 @@
-"""Call and measure a foreign module."""
+"""Call and check a position module of another library."""

@@ -33,6 +33,7 @@ RETURNS_IN_WORDS = {
     "scores": "the scores with the bias added",
     "add": "x with its positions added, or a row for each position",
 }
+"""What a module must return, by the word of --as."""
 
 _SELF_EXPLAINING_NAMES = frozenset(
     ("x", "q", "k", "positions", "n", "q_len", "kv_len", "scores", "dtype")
@@ -50,11 +51,12 @@ _CONTENT_SHAPES = {"rotate": ("bhnw", "bnw"), "add": ("bnw", "nbw")}
 class Inputs:
     """Inputs of one forward call of the module under inspection.
 
-    positions: (len) or (batch, len), int64. width: width of one token, or of one head.
-    probe: the content (width) of every token; None: random, and the same for all tokens, so that
-        rows can differ by position only. changed_token: index of one that has another content.
+    positions: (len) or (batch, len), int64. width: channels of one token, or of one head.
+    probe: the content of every token, (width); None: random content, the same for all tokens, so
+        that their results can differ by position only. changed_token: index of a token that gets
+        another content; None for none.
     heads: heads of queries, keys and scores.
-    num_queries: tokens at the end that are queries; None: all.
+    num_queries: number of tokens at the end that are queries; None: all.
     offset: a number that the module adds to the positions it counts itself, as after a cache.
     starts: (batch), the index of each sequence's first token that is not padding.
     """
@@ -80,19 +82,19 @@ class Inputs:
         rows = 1 if self.positions.ndim == 1 else self.positions.shape[0]
         return rows if self.starts is None else len(self.starts)
 
-    def argument_value(self, word: str, content: str, flat: bool) -> Any:
-        """Return the value of the argument that `word` of CALLS_BY_RETURN or of the two sets below
-        it stands for: "n" -> 24.
+    def argument_value(self, word: str, content_shape: str, flat_positions: bool) -> Any:
+        """Return the value of the argument that a word stands for: "n" -> 24, the number of tokens.
 
-        content: the shape of x, q and k. flat: positions are (n) for a batch of one, and not
-        (1, n).
+        word: of CALLS_BY_RETURN, _SELF_EXPLAINING_NAMES or _OPTIONAL_NAMES. content_shape: the axes
+        of x, q and k, as in _CONTENT_SHAPES. flat_positions: True: positions of a batch of one are
+        (n), not (1, n).
         """
         match word:
             case "positions":
                 positions = self.positions.clone()  # which the module may write into
-                return positions if flat or positions.ndim == 2 else positions[None]
+                return positions if flat_positions or positions.ndim == 2 else positions[None]
             case "x" | "q" | "k":
-                return self._content_in_shape(word, content)
+                return self._content_in_shape(word, content_shape)
             case "n" | "kv_len":
                 return self.length
             case "q_len":
@@ -134,8 +136,9 @@ class Inputs:
         return rows if shape == "bnw" else rows.transpose(0, 1).contiguous()
 
     def _content(self, name: str) -> Tensor:
-        """Return x, q or k as (batch, len, width): random numbers that bfloat16 represents exactly,
-        others for each name, or `probe`; the same for each token but the changed one."""
+        """Return x, q or k, as `name` says, as (batch, len, width): every token has the content
+        `probe`, or without it random numbers that bfloat16 represents exactly and that differ
+        between x, q and k. `changed_token` has another content."""
         if self.probe is None:
             seed = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             row = torch.randn(self.width, generator=seed).bfloat16()  # the same in every dtype
@@ -150,18 +153,20 @@ class Inputs:
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a module is called. positional, keyword: words that name the values of its arguments, as
-    "x" or "positions", by place and by keyword. can_count_positions: True if it counts positions
-    itself in a call without them. optional_names: arguments that only some checks pass. content,
-    flat: see `Inputs.argument_value`.
+    """A way to call a module.
+
+    positional, keyword: the arguments by place and by keyword, as words such as "x" or "positions",
+    which name their values. can_count_positions: True if the module counts positions itself in a
+    call without them. optional_names: arguments of _OPTIONAL_NAMES that it takes, which only some
+    checks pass. content_shape, flat_positions: see `Inputs.argument_value`.
     """
 
     positional: tuple[str, ...]
     keyword: tuple[str, ...]
     can_count_positions: bool
     optional_names: frozenset[str]
-    content: str
-    flat: bool
+    content_shape: str
+    flat_positions: bool
 
     @property
     def words(self) -> frozenset[str]:
@@ -181,7 +186,7 @@ class CallForm:
         if not content:
             return call
         axes = {"b": "1", "h": "heads", "n": "n", "w": "width"}
-        shape = ", ".join(axes[letter] for letter in self.content)
+        shape = ", ".join(axes[letter] for letter in self.content_shape)
         return f"{call}, {' and '.join(content)} ({shape})"
 
     def without_positions(self) -> "CallForm | None":
@@ -192,16 +197,16 @@ class CallForm:
         return replace(self, keyword=tuple(w for w in self.keyword if w != "positions"))
 
     def arguments(self, inputs: Inputs) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arguments of a call with these inputs: by place, and by keyword."""
+        """Return the arguments of a call with these inputs: a list of those by place, and a dict of
+        those by keyword."""
         keyword = list(self.keyword)
         if inputs.offset and "offset" in self.optional_names:
             keyword.append("offset")
         if inputs.starts is not None:
             keyword.append("starts")
-        ordered = [inputs.argument_value(word, self.content, self.flat) for word in self.positional]
-        return ordered, {
-            word: inputs.argument_value(word, self.content, self.flat) for word in keyword
-        }
+        shapes = (self.content_shape, self.flat_positions)
+        ordered = [inputs.argument_value(word, *shapes) for word in self.positional]
+        return ordered, {word: inputs.argument_value(word, *shapes) for word in keyword}
 
     def call(self, module: nn.Module, inputs: Inputs) -> Any:
         """Call the module with these inputs; return what it returns."""
@@ -223,12 +228,13 @@ class UnknownArguments(ValueError):
 
 
 def possible_forms(module: nn.Module, returns: str) -> Iterator[CallForm]:
-    """Yield the call of `returns`, in each layout of its content and positions.
+    """Yield the forms in which to try a module that returns `returns`, the word of --as: one for
+    each shape of its content and of its positions.
 
     If all required arguments have names of _SELF_EXPLAINING_NAMES, each gets what its name says. If
-    not, they get the values of the call in CALLS_BY_RETURN that has as many arguments.
+    not, they get, in order, the values of the call in CALLS_BY_RETURN that has as many arguments.
 
-    Raises: UnknownArguments, with the calls of this kind of result.
+    Raises: UnknownArguments if no call has as many.
     """
     parameters = inspect.signature(module.forward).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -244,9 +250,14 @@ def possible_forms(module: nn.Module, returns: str) -> Iterator[CallForm]:
     keyword += tuple(word for word in ("positions", "dtype") if word in optional)
     can_count_positions = "positions" in optional or "positions" not in (*positional, *keyword)
     flats = (True, False) if "positions" in (*positional, *keyword) else (True,)
-    for content, flat in product(_CONTENT_SHAPES.get(returns, ("bnw",)), flats):
+    for content_shape, flat_positions in product(_CONTENT_SHAPES.get(returns, ("bnw",)), flats):
         yield CallForm(
-            positional, keyword, can_count_positions, _OPTIONAL_NAMES & optional, content, flat
+            positional,
+            keyword,
+            can_count_positions,
+            _OPTIONAL_NAMES & optional,
+            content_shape,
+            flat_positions,
         )
 
 

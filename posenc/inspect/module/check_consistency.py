@@ -120,8 +120,8 @@ def _first_positions(subject: Subject, result: Tensor, count: int) -> Tensor:
 
 
 def _largest_difference(subject: Subject, a: Tensor, b: Tensor) -> float:
-    """Return the largest difference between what two calls show of the same positions; of biases
-    relative to each row's largest, because a softmax sees nothing else."""
+    """Return the largest difference between two results for the same positions; of biases relative
+    to each row's largest, because a softmax sees nothing else."""
     if subject.reader.kind == "bias":
         rows = torch.arange(b.shape[-1])
         return (bias_minus_largest(a, rows) - bias_minus_largest(b, rows)).abs().max().item()
@@ -150,7 +150,7 @@ def judge_single_token(subject: Subject) -> CheckResult:
 
 
 def _judge_last_token_alone(worst: float, count: int) -> CheckResult:
-    """Return the finding for the last of `count` tokens, which alone differs by `worst`."""
+    """Return the verdict on the last of `count` tokens, whose result alone differs by `worst`."""
     text = f"token {count - 1} alone differs by {worst:.2g} from the same in {count}"
     return worst <= _TOLERANCE, text
 
@@ -240,7 +240,9 @@ def judge_batch_rows(subject: Subject) -> CheckResult:
 
 
 def judge_start_arguments(subject: Subject) -> CheckResult:
-    """Check that the module's own offset, or first real token, shifts the positions by as much."""
+    """Check that the module's arguments for where a row starts move its positions by the number
+    that they give: `offset` is added to all positions, and `starts` is the index of the first token
+    after padding."""
     counting = subject.form.without_positions()
     if counting is None or subject.reader.kind == "bias":
         return None, "has no argument for where it starts"

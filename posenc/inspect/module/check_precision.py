@@ -13,10 +13,11 @@ from posenc.command_line.errors import one_line
 from posenc.inspect.module.results import allowed_error, count_distinct, measure_errors
 from posenc.inspect.module.subject import CheckResult, Subject, modules_without_containers
 
-_NARROW = torch.bfloat16
+_NARROW_DTYPE = torch.bfloat16
 _LEAST_ROTATION = 1e-4
 """Radians; a head that rotates no position by more rotates nothing."""
 _ACTIVATION_ARGUMENTS = {"x", "q", "k", "scores", "score", "dtype"}
+"""Arguments by which a module learns the dtype of activations."""
 
 
 def judge_distinct_positions(subject: Subject) -> CheckResult:
@@ -64,7 +65,7 @@ def judge_bfloat16_activations(subject: Subject) -> CheckResult:
     if not subject.form.words & _ACTIVATION_ARGUMENTS:
         return None, "takes no activations"
     exact = subject.read_result(subject.make_inputs(subject.length))
-    rounded = subject.read_result(subject.make_inputs(subject.length, dtype=_NARROW))
+    rounded = subject.read_result(subject.make_inputs(subject.length, dtype=_NARROW_DTYPE))
     return _judge_rounded_result(subject, exact, rounded)
 
 
@@ -74,7 +75,7 @@ def judge_bfloat16_module(subject: Subject) -> CheckResult:
     if not any(modules_without_containers(subject.module)):
         return None, "a function holds no numbers"
     exact = subject.read_result(subject.make_inputs(subject.length))
-    inputs = subject.make_inputs(subject.length, dtype=_NARROW)
+    inputs = subject.make_inputs(subject.length, dtype=_NARROW_DTYPE)
     return _judge_rounded_result(
         subject, exact, subject.read_result(inputs, subject.make_copy().bfloat16())
     )
@@ -85,9 +86,9 @@ def _judge_rounded_result(subject: Subject, exact: Tensor, rounded: Tensor) -> C
     is allowed; the numbers also say how many positions stay distinct."""
     kind = subject.reader.kind
     off = measure_errors(kind, rounded, exact)
-    allowed = allowed_error(_NARROW)
+    allowed = allowed_error(_NARROW_DTYPE)
     distinct_rounded, count = count_distinct(kind, rounded)
-    distinct_at_best, _ = count_distinct(kind, exact, _NARROW)
+    distinct_at_best, _ = count_distinct(kind, exact, _NARROW_DTYPE)
     distinct_exact, _ = count_distinct(kind, exact)
     unit = "distances" if kind == "bias" else "positions"
     text = f"off by {off.description} (allowed {allowed:.2g}"
@@ -114,17 +115,20 @@ _STEP, _ROWS = 3, 8
 """Positions between the two that are compared, and positions read at each place; chosen."""
 _WORDS_OF_EXCEEDING = re.compile(r"exceed|longer than|beyond", re.I)
 _WORDS_OF_REBUILDING = re.compile(r"recomput|re-comput|rebuil|regenerat|recreat|grow|extend", re.I)
-"""A docstring promises more than the limit if one sentence has a word of both."""
+"""A docstring promises more than the limit if one of its sentences has a word of both patterns."""
 
 StepEffect = Callable[..., Tensor]
 """Start and number of positions -> effect of moving by _STEP, see `_make_step_effect`."""
 
 
 class _FarPositions(NamedTuple):
-    """How right a module is at far positions. right_to: the largest number of positions tried that
-    was right. worst: the largest error among the numbers tried up to the claimed one, NaN if one
-    is. wrong_at: the number at which that error is too large, the first such one; None if it is
-    allowed. refusal: why a call up to the claimed number failed, or ""."""
+    """Up to how many positions a module is right, and how wrong it is beyond.
+
+    right_to: the largest number of positions tried that was right. worst: the largest error among
+    the numbers tried up to the claimed one, NaN if one is. wrong_at: the first number at which that
+    error is too large; None if it is allowed. refusal: why a call up to the claimed number failed,
+    or "".
+    """
 
     right_to: int
     worst: float
@@ -133,8 +137,9 @@ class _FarPositions(NamedTuple):
 
 
 def judge_far_positions(subject: Subject) -> CheckResult:
-    """Check that as far as the module states (or to _CLAIM_IF_UNSTATED) a difference of positions
-    rotates by the angle that it has at the start, and twice a position by twice its angle."""
+    """Check positions up to the number that the module states, or to _CLAIM_IF_UNSTATED: moving on
+    by _STEP positions must have the same effect everywhere, and twice a position must have twice
+    its angle."""
     step_effect = _make_step_effect(subject)
     if step_effect is None:
         return _judge_counted_positions(subject)
@@ -181,18 +186,20 @@ def _describe_far_positions(far: _FarPositions, claimed: int, *, is_stated: bool
 
 
 def _try_far_positions(
-    subject: Subject, step_effect: StepEffect, start: Tensor, claimed: int
+    subject: Subject, step_effect: StepEffect, first_effect: Tensor, claimed: int
 ) -> _FarPositions:
     """Find up to how many positions the module is right: the claimed number and powers of two are
-    tried, the smallest first, until one is wrong. The error at a number is the larger of two: how
-    far `step_effect` there is from that at position 0, `start`; and `_error_of_doubling`.
+    tried, the smallest first, until one is wrong.
+
+    The error at a number is the larger of two: how far `step_effect` there is from `first_effect`,
+    which is that at position 0; and `_error_of_doubling`.
     """
     right_to = 0
     worst = 0.0
     for last in sorted({*_POWERS_TRIED, claimed}):
         try:
             off = _larger_error(
-                _largest_difference(step_effect(last - _ROWS), start),
+                _largest_difference(step_effect(last - _ROWS), first_effect),
                 _error_of_doubling(subject, last - 1),
             )
         except Exception as failed:
@@ -209,14 +216,18 @@ def _try_far_positions(
 
 
 def _largest_error_up_to(
-    subject: Subject, step_effect: StepEffect, start: Tensor, count: int
+    subject: Subject, step_effect: StepEffect, first_effect: Tensor, count: int
 ) -> tuple[float, int]:
-    """Return how far, at most, `step_effect` among the first `count` positions is from that at
-    position 0, `start`; and the position with this error."""
+    """Return how far, at most, `step_effect` among the first `count` positions is from
+    `first_effect`, which is that at position 0; and the position with this error."""
     if count <= _ROWS:
         return 0.0, 0
     moved = step_effect(0, count)
-    off = (moved * start[:1].conj()).angle() if moved.is_complex() else moved - start[:1]
+    off = (
+        (moved * first_effect[:1].conj()).angle()
+        if moved.is_complex()
+        else moved - first_effect[:1]
+    )
     by_place = off.abs() if off.ndim == 1 else off.abs().amax(-1)
     return by_place.max().item(), int(by_place.argmax())
 
@@ -292,7 +303,8 @@ def _make_step_effect(subject: Subject) -> StepEffect | None:
 
 
 def judge_promised_length(subject: Subject) -> CheckResult:
-    """Check that the docstrings of a module with a limit promise nothing beyond it."""
+    """Check that the docstrings of a module that refuses long sequences do not promise that it
+    grows beyond its limit."""
     if subject.refusal is None:
         return None, f"no limit met up to {subject.length:,} tokens"
     limit = f"{subject.refusal.num_tokens:,} tokens: {subject.refusal.message}"

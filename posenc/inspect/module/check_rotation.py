@@ -81,8 +81,8 @@ def judge_rotation_of_pairs(subject: Subject) -> CheckResult:
 
 
 def judge_shifted_scores(subject: Subject) -> CheckResult:
-    """Check that the score of a query and a key, of any content, is the same where both stand
-    later."""
+    """Check that the score of a query and a key, whatever their content, stays the same if both are
+    moved to later positions."""
     if subject.returns != "rotate":
         return None, "rotates nothing"
     if subject.reader.meaning != "rotated content":
@@ -109,8 +109,8 @@ def judge_shifted_scores(subject: Subject) -> CheckResult:
 
 
 def _shift_length(subject: Subject) -> int:
-    """Return by how many positions tokens are moved: as many as the length allows. A scale that
-    grows by a 4,096th with each token changes nothing visible over three."""
+    """Return by how many positions `judge_shifted_scores` moves tokens: as many as the length
+    allows, because a scale that grows by 1/4096 with each token is seen only over many."""
     return max(3, subject.length - int(_POSITIONS_READ.max()) - 1)
 
 
@@ -255,9 +255,9 @@ def _are_close(measured: Tensor, exact: Tensor) -> Tensor:
 
 
 def _frequencies_by_head(subject: Subject) -> list[Tensor | None]:
-    """Return the frequencies of each head of rotated queries, None for one with a pair that is not
-    rotated; of cosines and sines, which have no heads, those of all pairs. An empty list for a
-    module that is too short."""
+    """Return the frequencies of each head of rotated queries, None for a head with a pair that is
+    not rotated; of cosines and sines, which have no heads, those of all pairs as one item. An empty
+    list for a module that takes too few tokens."""
     count = _DISTANCES[-1] + 1
     if subject.length < count:
         return []
@@ -269,10 +269,11 @@ def _frequencies_by_head(subject: Subject) -> list[Tensor | None]:
 
 
 def _measure_frequencies(rotations: Tensor) -> Tensor | None:
-    """Return the frequency of each pair, in radians per position; None where some do not rotate.
+    """Return the frequency of each pair, in radians per position; None if some pair does not
+    rotate.
 
-    rotations: complex (positions, pairs), for all of _DISTANCES and position 0. A pair that stands
-    in it several times is returned once.
+    rotations: complex (positions, pairs), for all of _DISTANCES and position 0. A pair that is in
+    it several times is returned once.
     """
     angles = [(rotations[n] * rotations[0].conj()).angle() for n in _DISTANCES]
     inv_freq = angles[0]

@@ -24,7 +24,7 @@ _USUAL_EXPONENT = 8.0
 
 def judge_slopes(subject: Subject) -> CheckResult:
     """Check that the slopes of a linear bias are those of ALiBi's authors; if not, name the known
-    mistake that makes them, or take them for slopes of its own (None)."""
+    mistake that gives them. Other slopes get no verdict (None)."""
     if subject.reader.kind != "bias":
         return None, "no bias"
     bias = subject.read_result(subject.make_inputs(min(_NUM_TOKENS, subject.length)))
@@ -48,12 +48,12 @@ def judge_slopes(subject: Subject) -> CheckResult:
         f"{count} heads: {_first_three_in_words(measured)}, ...{_describe_rewarded_future(bias)}"
     )
     exponent = _stated_exponent(subject.module)
-    authors = _authors_slopes(count, exponent)
+    expected = _authors_slopes(count, exponent)
     wrong = ["the sign: distance is rewarded"] if rewarded else []
-    if not _all_are_close(size, authors):
-        name = _name_mistake(size, exponent) or _describe_odd_head(size, authors)
+    if not _all_are_close(size, expected):
+        name = _name_mistake(size, exponent) or _describe_odd_head(size, expected)
         if name is None:
-            text = f"slopes of its own: {shown}{_describe_multiple(size, authors)}"
+            text = f"slopes of its own: {shown}{_describe_multiple(size, expected)}"
             return None, f"{text}; {departure}" if departure else text
         wrong.append(name)
     if departure:
@@ -61,7 +61,7 @@ def judge_slopes(subject: Subject) -> CheckResult:
     if wrong:
         return (
             False,
-            f"{shown}; the authors' {_first_three_in_words(authors)}, ...: {'; '.join(wrong)}",
+            f"{shown}; the authors' {_first_three_in_words(expected)}, ...: {'; '.join(wrong)}",
         )
     return True, shown
 
@@ -157,76 +157,79 @@ def _name_mistake(measured: Tensor, exponent: float) -> str | None:
     return None
 
 
-def _describe_odd_head(measured: Tensor, authors: Tensor) -> str | None:
-    """Return as text the first head with another slope than the authors'; None if more than a
-    quarter of the heads have others, which is no slip but another rule."""
-    off = ~((measured - authors).abs() <= _TOLERANCE * authors)
+def _describe_odd_head(measured: Tensor, expected: Tensor) -> str | None:
+    """Return as text the first head whose slope is not the expected one; None if more than a
+    quarter of the heads have others, which is another rule and no slip."""
+    off = ~((measured - expected).abs() <= _TOLERANCE * expected)
     if off.sum() > len(off) / 4:
         return None
     head = int(off.int().argmax())
-    return f"head {head}, from 0, has {measured[head]:.4g}, not {authors[head]:.4g}"
+    return f"head {head}, from 0, has {measured[head]:.4g}, not {expected[head]:.4g}"
 
 
-def _mistaken_slopes(measured: Tensor, usual: float) -> Iterator[tuple[str, Tensor]]:
-    """Yield names of known mistakes, with the slopes that they give for this number of heads.
+def _mistaken_slopes(measured: Tensor, exponent: float) -> Iterator[tuple[str, Tensor]]:
+    """Yield names of known mistakes, with the slopes that each gives for as many heads as
+    `measured` has.
 
-    usual: the exponent b of the right slopes 2^(-b h / H).
+    exponent: b of the right slopes 2^(-b h / H).
     """
     count = len(measured)
     if count == 1:  # one slope may be anything
         return
     head_numbers = torch.arange(1, count + 1, dtype=torch.float64)
-    power = 1 << (count.bit_length() - 1)
-    authors = _authors_slopes(count, usual)
-    twice = _authors_slopes(2 * power, usual)
-    yield "heads are in reversed order", authors.flip(0)
-    if count > power:  # the authors add every second slope of twice as many heads
-        first_heads = authors[:power]
-        more = count - power
+    power_of_two = 1 << (count.bit_length() - 1)
+    expected = _authors_slopes(count, exponent)
+    twice = _authors_slopes(2 * power_of_two, exponent)
+    yield "heads are in reversed order", expected.flip(0)
+    if count > power_of_two:  # the authors add every second slope of twice as many heads
+        first_heads = expected[:power_of_two]
+        more = count - power_of_two
         only = "holds for powers of two only"
-        yield f"2^(-{usual:g} h / H) {only}", _geometric_slopes(head_numbers, count, usual)
+        yield f"2^(-{exponent:g} h / H) {only}", _geometric_slopes(head_numbers, count, exponent)
         yield "further heads repeat the first ones", torch.cat([first_heads, first_heads[:more]])
         first_slopes = (
-            f"further heads take the first slopes of {2 * power} heads, not every second one"
+            f"further heads take the first slopes of {2 * power_of_two} heads, not every second one"
         )
         yield first_slopes, torch.cat([first_heads, twice[:more]])
-        yield f"the slopes are the first ones of {2 * power} heads", twice[:count]
+        yield f"the slopes are the first ones of {2 * power_of_two} heads", twice[:count]
     for start in (0, 2, 0.5, 1.5):
         shift = start - 1
         counted = f"heads are counted from {start:g}, not from 1"
-        yield counted, _geometric_slopes(head_numbers + shift, count, usual)
+        yield counted, _geometric_slopes(head_numbers + shift, count, exponent)
         for between in (shift, 2 * shift):  # further heads, where they are counted as the others
-            further = torch.arange(1, 2 * power + 1, 2)[: count - power] + between
+            further = torch.arange(1, 2 * power_of_two + 1, 2)[: count - power_of_two] + between
             whole = [
-                _geometric_slopes(head_numbers[:power] + shift, power, usual),
-                _geometric_slopes(further, 2 * power, usual),
+                _geometric_slopes(head_numbers[:power_of_two] + shift, power_of_two, exponent),
+                _geometric_slopes(further, 2 * power_of_two, exponent),
             ]
             yield counted, torch.cat(whole)
-    order = torch.empty_like(authors)
-    order[measured.argsort(stable=True)] = authors.sort().values
+    order = torch.empty_like(expected)
+    order[measured.argsort(stable=True)] = expected.sort().values
     yield "heads are in another order", order
     natural = "the base is e, not 2"
-    yield natural, torch.exp(-usual * head_numbers / count)
-    yield natural, _authors_slopes(count, usual / math.log(2))
+    yield natural, torch.exp(-exponent * head_numbers / count)
+    yield natural, _authors_slopes(count, exponent / math.log(2))
     if count < 3:  # any two slopes are of some exponent
         return
-    for name, exponent, slopes in _slopes_of_other_exponents(measured, head_numbers, power):
-        yield f"{name}the exponent is {exponent:.3g}, not {usual:g}", slopes
+    for name, other_exponent, slopes in _slopes_of_other_exponents(
+        measured, head_numbers, power_of_two
+    ):
+        yield f"{name}the exponent is {other_exponent:.3g}, not {exponent:g}", slopes
 
 
 def _slopes_of_other_exponents(
-    measured: Tensor, head_numbers: Tensor, power: int
+    measured: Tensor, head_numbers: Tensor, power_of_two: int
 ) -> Iterator[tuple[str, float, Tensor]]:
-    """Yield slopes 2^(-b h / H) for exponents b read from the first head, or from the first two: a
-    remark for before the exponent, the exponent and the slopes.
+    """Yield slopes 2^(-b h / H) for exponents b that fit the first head, or the first two. Each
+    comes as a remark to put before the exponent in a message, the exponent and the slopes.
 
-    head_numbers: 1, 2, ..., one for each head. power: the largest power of two that is not above
-    the number of heads.
+    head_numbers: 1, 2, ..., one for each head. power_of_two: the largest that is not above the
+    number of heads.
     """
     count = len(measured)
     first = -math.log2(measured[0].item())
     if first > 0:
-        yield "", first * power, _authors_slopes(count, first * power)
+        yield "", first * power_of_two, _authors_slopes(count, first * power_of_two)
         yield (
             "2^(-b h / H) holds for powers of two only, and ",
             first * count,
@@ -262,11 +265,11 @@ def _stated_exponent(module: nn.Module) -> float:
     return _USUAL_EXPONENT
 
 
-def _describe_multiple(measured: Tensor, authors: Tensor) -> str:
-    """Return a remark if the slopes are a multiple of the authors': "; 8 times the authors'"; "" if
-    not. So are those of Falcon, which adds its bias before the division by sqrt(head_dim)."""
-    factor = (measured[0] / authors[0]).item()
-    same = _all_are_close(measured, factor * authors)
+def _describe_multiple(measured: Tensor, expected: Tensor) -> str:
+    """Return a remark if the slopes are a multiple of the expected ones: "; 8 times the authors'";
+    else "". They are for Falcon, which adds its bias before the division by sqrt(head_dim)."""
+    factor = (measured[0] / expected[0]).item()
+    same = _all_are_close(measured, factor * expected)
     return f"; {factor:.4g} times the authors'" if same else ""
 
 

@@ -58,7 +58,11 @@ _VERDICT_IN_WORDS = {True: "yes", False: "no", None: "–"}
 
 @dataclass(frozen=True)
 class Verdict:
-    """One property of a module: True if it holds (None: it does not apply), and the numbers."""
+    """The result of one check.
+
+    holds: True if the property named by `check` holds; None if it does not apply. measured: the
+    measured numbers in words.
+    """
 
     check: str
     holds: bool | None
@@ -67,8 +71,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class ModuleSheet:
-    """The findings about a module. path: as it was named. called_as: how it was called. meaning:
-    what the numbers are that it returns. length: tokens of the longest call."""
+    """The findings about a module.
+
+    path: "package:NAME" or "file.py:NAME", as the user wrote it. called_as: how it was called, as
+    text. meaning: what the numbers that it returns are. length: tokens of the longest call.
+    """
 
     path: str
     name: str
@@ -97,12 +104,14 @@ def measure_module(
     Args:
         path: "package.module:NAME" or "file.py:NAME" of a class, a module or a function.
         returns: what it returns: "cos-sin", "rotate", "bias", "scores" or "add", see
-            docs/inspect.md; None where NAME is one of these words, as cos_sin.
-        arguments: of the constructor.
+            docs/inspect.md; None if NAME is one of these words, as cos_sin.
+        arguments: arguments of the constructor, by name.
         width: channels of a token, or of a head.
         heads: heads of queries, keys and scores.
 
-    Raises: ValueError for a module that cannot be built, called or judged, with two ways out.
+    Returns: the sheet with a verdict for each check.
+
+    Raises: ValueError for a module that cannot be built, called or judged, with two ways to help.
 
     >>> sheet = posenc.inspect.measure_module("mine.py:rotate", "rotate")  # doctest: +SKIP
     >>> [verdict.check for verdict in sheet.wrong]  # doctest: +SKIP
@@ -145,8 +154,8 @@ def _resolve_returns(chosen: str | None, path: str, name: str) -> str:
 
 @torch.no_grad()
 def judge_subject(subject: Subject) -> list[Verdict]:
-    """Return a verdict for each of CHECKS; where the module ignores the positions that it is given,
-    one that says so, and the others as not applicable."""
+    """Return a verdict for each of CHECKS. For a module that ignores the positions that it is
+    given, return a verdict that says so, and all others as not applicable."""
     used = "positions that it takes are used"
     if subject.ignores_positions:
         alike = f"{subject.form.name} gives the same wherever its tokens are"
@@ -156,7 +165,8 @@ def judge_subject(subject: Subject) -> list[Verdict]:
 
 
 def _run_check(check: str, subject: Subject) -> Verdict:
-    """Return the verdict of one of CHECKS; the error as its text if the check raises one."""
+    """Return the verdict of the check with this name in CHECKS; if the check raises an error, a
+    verdict of None with the error as text."""
     try:
         return Verdict(check, *CHECKS[check](subject))
     except Exception as error:  # foreign code: any exception is the finding
@@ -188,7 +198,7 @@ def report_of(sheet: ModuleSheet) -> Report:
 
 
 def _answer(sheet: ModuleSheet) -> str:
-    """Return what the module returns, and which of the checks that apply fail."""
+    """Return sentences: what the module returns, and which of the checks that apply fail."""
     num_passed = sum(verdict.holds is True for verdict in sheet.checks)
     start = f"{sheet.name} returns {_RETURNED[sheet.meaning]}, computed from positions."
     if not sheet.wrong:

@@ -44,15 +44,15 @@ class UnfitCall(ValueError):
 
 @dataclass(frozen=True)
 class ResultReader:
-    """Read the results of a module.
+    """How to read the results of a module.
 
     kind: what they are read as: a rotation (angles and lengths of pairs of channels), a bias
         (logits by query and key) or values.
     meaning: what the numbers of the module are.
     axes: which tensors are read, and their axes of positions.
-    pairs: the channels that rotate together. Values have pairs only where heads, or queries and
-        keys, rotate different ones: then all that any of them rotates.
-    probe: the content that shows positions best, (width); None for random content.
+    pairs: the channels that rotate together. Values have pairs only if heads, or queries and keys,
+        rotate different ones: then all that any of them rotates.
+    probe: the content of a token that shows positions best, (width); None for random content.
     """
 
     kind: ResultKind
@@ -123,11 +123,11 @@ class ResultReader:
 def reader_of_results(
     run: Run, returns: str, form: CallForm, width: int, axes: list[tuple[int, ...]]
 ) -> ResultReader:
-    """Return how to read the results of a module.
+    """Return the reader that fits the results of a module.
 
     run: calls the module. returns: the word of --as. form: how it is called. width: channels of a
-    token or head. axes: the axes of positions of each tensor that it returns; a tensor with none
-    is not read.
+    token or head. axes: the axes of positions of each tensor that it returns; a tensor with none is
+    not read.
 
     Raises: UnfitCall if the results are not what RETURNS_IN_WORDS[returns] promises.
     """
@@ -188,13 +188,13 @@ def _rotated_content_reader(
     Raises: UnfitCall if the module does not return as many tensors as it is given, or one of
     another width.
     """
-    content = len(form.words & {"x", "q", "k"})
+    num_inputs = len(form.words & {"x", "q", "k"})
     parts = floating_tensors(run(Inputs(torch.arange(_NUM_TOKENS), width)))
     rotated = [parts[index] for index in axes]
-    if len(rotated) != content or any(part.shape[-1] != width for part in rotated):
+    if len(rotated) != num_inputs or any(part.shape[-1] != width for part in rotated):
         shapes = ", ".join(str(tuple(part.shape)) for part in rotated)
         raise UnfitCall(
-            f"returns {shapes}, and not {content} tensors in the shape of what it is given"
+            f"returns {shapes}, and not {num_inputs} tensors in the shape of what it is given"
         )
     sides = find_rotated_pairs(run, width, axes)
     if sides is None:
@@ -252,7 +252,7 @@ def _added_content_reader(run: Run, width: int, axes: PositionAxes) -> ResultRea
 
 
 def _adds_same_content(with_content: Tensor, without: Tensor, axes: tuple[int, ...]) -> bool:
-    """Return True if content adds the same to the row of each position.
+    """Return True if the content of tokens changes the result by the same row at each position.
 
     with_content, without: results for equal tokens, and for tokens of zeros. axes: the axis of
     positions of both.
@@ -315,28 +315,28 @@ def find_rotated_pairs(run: Run, width: int, axes: PositionAxes) -> list[list[Pa
     mixed = rotate_at_last_position(probe)
     by_side: list[list[Pairs]] = []
     for side, expected in enumerate(mixed):
-        turned = torch.stack([column[side] for column in columns], dim=-1)  # (heads, out, in)
-        if not _are_close(turned @ probe.double(), expected):
+        linear_maps = torch.stack([column[side] for column in columns], dim=-1)  # (heads, out, in)
+        if not _are_close(linear_maps @ probe.double(), expected):
             return None
-        pairs_by_head = [_pairs_rotated_by_head(head) for head in turned]
+        pairs_by_head = [_pairs_rotated_by_head(head) for head in linear_maps]
         if any(pairs is None for pairs in pairs_by_head):
             return None
         by_side.append([pairs for pairs in pairs_by_head if pairs is not None])
     return by_side
 
 
-def _pairs_rotated_by_head(turned: Tensor) -> Pairs | None:
+def _pairs_rotated_by_head(linear_map: Tensor) -> Pairs | None:
     """Return the pairs of channels that one head rotates; None if it mixes others.
 
-    turned: the linear map of the head, (channels out, channels in).
+    linear_map: of the head, (channels out, channels in).
     """
-    across = turned.abs().clone()
+    across = linear_map.abs().clone()
     across.fill_diagonal_(0)
     size, partner = across.max(0)  # the other channel that each channel moves most
     pairs = tuple((i, int(j)) for i, j in enumerate(partner.tolist()) if size[i] > 1e-9 and i < j)
     for i, j in pairs:
         across[i, j] = across[j, i] = 0
-    return pairs if across.max() <= TOLERANCE * turned.abs().max() else None
+    return pairs if across.max() <= TOLERANCE * linear_map.abs().max() else None
 
 
 def _are_close(a: Tensor, b: Tensor) -> bool:

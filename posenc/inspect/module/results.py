@@ -99,7 +99,9 @@ def are_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 @dataclass(frozen=True)
 class RowErrors:
     """The error of each position, or of each query of a bias, in the units of `measure_errors`.
-    description: the largest in words, "0.004 rad"."""
+
+    description: the largest error in words, "0.004 rad".
+    """
 
     by_row: Tensor
     description: str

@@ -1,4 +1,5 @@
-"""Prove that a call shows positions, and describe the module under test."""
+"""Find a call in which a module's result depends on positions, and describe the module under
+test."""
 
 import itertools
 import time
@@ -43,7 +44,7 @@ numbers in words."""
 _MAX_LENGTH = 4096
 """Tokens of the longest sequence that the checks use; chosen, not derived."""
 SLOW_SECONDS = 0.3
-"""If a call takes longer, in seconds, no longer sequence is tried."""
+"""If a call takes more seconds, no longer sequence is tried."""
 _MAX_NUMBERS = 2**23
 """Numbers of the largest bias that is tried, 64 MiB in float64; other results may have twice as
 many."""
@@ -68,7 +69,7 @@ class MixesTokens(UnfitCall):
 
 
 class CountsHeads(UnfitCall):
-    """Raised for a module that takes the axis of heads for that of positions."""
+    """Raised for a module that takes the axis of heads of its input for that of positions."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Subject:
     form: how it is called.
     reader: how its results are read.
     width, heads: channels of a token or head, and number of heads, of what it is given.
-    length: number of tokens in the checks; the module takes as many.
+    length: number of tokens in the longest calls of the checks; the module takes as many.
     refusal: the first length that it refuses; None if it takes all that are tried.
     stated_positions: number of positions that it claims to have, or None.
     ignores_positions: True if the positions that it is given change nothing.
@@ -244,7 +245,7 @@ def _find_position_axes(
     run: Callable[[Inputs], Any], width: int, counts: tuple[int, int]
 ) -> list[tuple[int, ...]]:
     """Return the axes of positions of each tensor that the module returns: those whose size follows
-    the number of positions in two calls, with counts[0] and counts[1].
+    the number of positions in two calls, of counts[0] and counts[1] positions.
 
     Raises: UnfitCall if there is no such axis.
     """
@@ -314,7 +315,7 @@ def _refuse_mixing_tokens(
 
 def _refuse_counting_heads(form: CallForm, plain: list[Tensor]) -> None:
     """Raise CountsHeads if equal heads get different rows in the results `plain`."""
-    if form.content != "bhnw" or not form.words & {"x", "q", "k"}:
+    if form.content_shape != "bhnw" or not form.words & {"x", "q", "k"}:
         return
     for part in plain:
         if part.ndim == 4 and _differ(part.roll(1, 1), part):
@@ -334,11 +335,10 @@ def stated_max_positions(module: nn.Module) -> int | None:
     """Return the number of positions that a module, one inside it or its config states; None if
     none does. An nn.Embedding states the number of its rows.
 
-    What is judged reads positions or vectors, and no token ids, so that a table in use has a row
-    for each position. A table of something else before it, such as token types, would be taken for
-    it. A table of relative positions, as T5's, has fewer rows than distances; for a bias this
-    number only says where a far row of a batch begins, which is never before the end of
-    `Subject.length`.
+    Modules that are judged take no token ids, so an nn.Embedding is taken for a table of positions.
+    A table of something else that comes first, such as of token types, is mistaken for it. T5's
+    table of relative positions has fewer rows than there are distances; for a bias this number only
+    says where a far row of a batch begins, and that is never before the end of `Subject.length`.
     """
     for part in modules_without_containers(module):
         claimed = getattr(getattr(part, "claims", None), "max_positions", None)
@@ -372,18 +372,23 @@ def with_longest_length(subject: Subject) -> Subject:
     return replace(subject, length=good)
 
 
-def _with_refusal_between(subject: Subject, good: int, bad: int, error: str) -> Subject:
-    """Return the subject with its `length` and `refusal`, found by bisection between `good` tokens,
-    which run, and `bad` tokens, which are refused with `error`."""
-    while bad - good > 1:
-        middle = (good + bad) // 2
+def _with_refusal_between(
+    subject: Subject, num_accepted: int, num_refused: int, error: str
+) -> Subject:
+    """Return the subject with its `length` and `refusal`, found by bisection.
+
+    num_accepted: a number of tokens that the module takes. num_refused: a larger one that it
+    refuses, with the message `error`.
+    """
+    while num_refused - num_accepted > 1:
+        middle = (num_accepted + num_refused) // 2
         error_at_middle = _error_of_call(subject, middle)
         if error_at_middle is None:
-            good = middle
+            num_accepted = middle
         else:
-            bad = middle
+            num_refused = middle
             error = error_at_middle
-    return replace(subject, length=good, refusal=Refusal(bad, error))
+    return replace(subject, length=num_accepted, refusal=Refusal(num_refused, error))
 
 
 def _error_of_call(subject: Subject, count: int) -> str | None:
