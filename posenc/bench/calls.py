@@ -25,6 +25,7 @@ from posenc.models.decoder import Decoder
 Call = Callable[[], Any]
 """A function without arguments, whose time is measured."""
 RotationFunction = Callable[[Tensor, Tensor], Sequence[Tensor]]
+"""A function of q and k, each (batch, heads, len, head_dim), that returns both rotated."""
 NUM_CHECKED_ROWS = 64
 """Queries, the last ones, that are compared with the reference before a call is timed: chosen."""
 VOCABULARY = 512
@@ -32,8 +33,11 @@ VOCABULARY = 512
 
 
 def attention_calls(case: Case) -> dict[str, Call]:
-    """Return calls of causal SDPA without positions and of causal attention with each encoding.
-    Raise AssertionError if the last rows of an encoding differ from the reference."""
+    """Return, by the name of each run, a call of causal SDPA without positions or of causal
+    attention with an encoding.
+
+    Raises: AssertionError if the last rows of an encoding differ from the reference.
+    """
     inputs = random_q_k_v(case)
     grad = torch.randn_like(inputs[0])
     runs: dict[str, Callable[..., Any]] = {"SDPA": _sdpa_function(case)}
@@ -63,7 +67,8 @@ def attention_calls(case: Case) -> dict[str, Call]:
 
 
 def layer_calls(case: Case) -> dict[str, Call]:
-    """Return calls of posenc.Attention with each encoding, and of a layer without positions."""
+    """Return, by the name of each run, a call of posenc.Attention with an encoding, or of a layer
+    without positions."""
     x = torch.randn(case.batch, case.q_len, case.width)
     head_counts = (case.heads, case.kv_heads, case.kv_heads)
     q_k_v = [nn.Linear(case.width, heads * case.head_dim, bias=False) for heads in head_counts]
@@ -88,8 +93,11 @@ def layer_calls(case: Case) -> dict[str, Call]:
 
 
 def rotation_calls(case: Case) -> dict[str, Call]:
-    """Return calls that copy q and k, rotate them by RoPE in both layouts, and by transformers if
-    it is installed. A run computes cos and sin in each call unless it is named "same positions"."""
+    """Return, by the name of each run, a call that copies q and k, that rotates them by RoPE in one
+    of two layouts, or that rotates them as transformers' Llama does, if transformers is installed.
+
+    A run computes cos and sin in each call unless "same positions" is in its name.
+    """
     # Transposed, so that they lie in memory as after projections.
     q, k = (
         _random_tensor(case, case.batch, case.q_len, heads, case.head_dim).transpose(1, 2)
@@ -115,7 +123,8 @@ def rotation_calls(case: Case) -> dict[str, Call]:
 
 
 def decode_calls(case: Case) -> dict[str, Call]:
-    """Return calls that decode one token with each model after `kv_len` tokens in its cache.
+    """Return, by the name of each run, a call that decodes one token after `kv_len` tokens in the
+    model's cache.
 
     Each call adds its token to the cache: a few more than the thousands that are there already.
     """
@@ -144,9 +153,12 @@ def decode_calls(case: Case) -> dict[str, Call]:
 
 
 def training_calls(case: Case) -> dict[str, Call]:
-    """Return a training step of each model, by the name of its run: forward, backward, clipping and
-    AdamW. If the case is in "bfloat16", posenc's models run under autocast, and Llama only if its
-    run is named "Llama, bfloat16"."""
+    """Return, by the name of each run, a training step of its model: forward, backward, clipping
+    and AdamW.
+
+    If the case is in "bfloat16", posenc's models run under autocast, and Llama only in the run
+    "Llama, bfloat16".
+    """
     autocast = case.dtype == "bfloat16"
 
     def make_llama_step(variant: str) -> Call:
@@ -164,8 +176,9 @@ def training_calls(case: Case) -> dict[str, Call]:
 
 
 def attach_calls(case: Case) -> dict[str, Call]:
-    """Return calls of transformers' Llama, plain ("stock") and with each encoding attached: a
-    forward pass or, with `backward`, also the gradients of all weights."""
+    """Return, by the name of each run, a call of transformers' Llama, plain ("stock") or with an
+    encoding attached: a forward pass or, if the case has `backward`, also the gradients of all
+    weights."""
     tokens = torch.randint(VOCABULARY, (case.batch, case.q_len))
     stock = _build_llama(case, "sdpa")
 
@@ -250,7 +263,8 @@ def _attention_function(
 
 
 def _sdpa_function(case: Case) -> Callable[..., Tensor]:
-    """Return torch's own attention, causal if there are no keys of earlier tokens."""
+    """Return torch's own attention as a function of q, k and v; causal if there are as many keys as
+    queries."""
     is_causal = case.q_len == case.num_keys
     shares_keys = case.heads != case.kv_heads
     return lambda q, k, v: F.scaled_dot_product_attention(

@@ -27,18 +27,19 @@ PREPARED_RUNS = ("transformer_xl, prepared", "deberta, prepared")
 
 @dataclass(frozen=True)
 class Case:
-    """Describe runs to compare in one process, and the sizes of their tensors.
+    """Runs to compare in one process, and the sizes of their tensors.
 
     Args:
         group: a name of GROUPS.
         runs: names of encodings; in the group `attention` followed by ", prepared" or ", <impl>".
-        baselines: reference runs; each run's time is divided by theirs.
-        q_len, kv_len: queries and keys; kv_len 0 means q_len. With more keys than queries, the
-            queries are the last of the tokens.
+        baselines: names of reference runs; each run's time is divided by theirs.
+        q_len, kv_len: numbers of queries and keys; kv_len 0 means q_len. With more keys than
+            queries, the queries are the last of the tokens.
         layers: layers of a model; 0: attention only.
         dtype: "bfloat16" means autocast for a model.
-        device: where attention and rotation run; rows of the same case also have `compiled`, and
-            rotations gigabytes per second, if it is given.
+        backward: True to compute gradients, too.
+        device: "cuda" or "cpu", where attention and rotation run with --device; "" without that
+            option: only then have rows no `compiled`, and those of rotations no `gb_per_second`.
     """
 
     group: str
@@ -154,7 +155,8 @@ def select_cases(
 
 
 def _with_sizes(case: Case, heads: int | None, kv_heads: int | None, head_dim: int | None) -> Case:
-    """Return the case with the given sizes. Raises: ValueError for heads that share no keys."""
+    """Return the case with the given sizes in place of its own. Raises: ValueError if the query
+    heads are no multiple of the key heads."""
     heads = heads or case.heads
     if not kv_heads:
         # Keys that every head had of its own stay so.
@@ -167,9 +169,8 @@ def _with_sizes(case: Case, heads: int | None, kv_heads: int | None, head_dim: i
 
 
 def device_cases(device: str, lengths: Sequence[int], heads: int, dtype: str) -> list[Case]:
-    """Return the cases that measure a device's kernels, those of one length after the other: so it
-    shows if a kernel is compiled again at a later length. FlexAttention has no backward pass on the
-    CPU."""
+    """Return the cases that measure a device's kernels, length by length, so that a kernel which is
+    compiled again at a later length is seen. FlexAttention has no backward pass on the CPU."""
     impls = ("blocks",) if device == "cpu" else ("flex", "blocks")
     runs = tuple(f"{name}, {impl}" for name in ("alibi", "t5") for impl in impls)
     sizes: dict[str, Any] = {"heads": heads, "kv_heads": heads, "dtype": dtype, "device": device}

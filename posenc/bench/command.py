@@ -87,7 +87,7 @@ def bench(
     quick: Annotated[
         bool, option("3 to 15 rounds in a second; small cases only.", "--quick")
     ] = False,
-    every: Annotated[
+    include_large: Annotated[
         bool, option("Also cases that take more than a minute or 2 GB.", "--all")
     ] = False,
     out: Annotated[
@@ -115,7 +115,7 @@ def bench(
                 "--threads": threads != "1",
             }
         )
-        _check_and_time_device(device, sizes, heads or _DEVICE_HEADS, every, out, as_json)
+        _check_and_time_device(device, sizes, heads or _DEVICE_HEADS, include_large, out, as_json)
         return
     groups = _chosen_groups(only)
     if head_dim is not None and head_dim % 2:
@@ -127,7 +127,7 @@ def bench(
     cases = select_cases(groups, sizes, heads, kv_heads, head_dim)
     cases, notes = _runnable_cases(cases, refuses=only is not None)
     rounds = _rounds_of_options(quick, repeats)
-    asks_for_large_cases = every or only is not None or lengths is not None
+    asks_for_large_cases = include_large or only is not None or lengths is not None
     max_seconds = _MAX_QUICK_CASE_SECONDS if quick else _MAX_DEFAULT_CASE_SECONDS
     cases, more_notes = _cases_within_limits(
         cases, counts, rounds, max_seconds, keeps_large=asks_for_large_cases
@@ -139,14 +139,16 @@ def bench(
 
 
 def _refuse_beside_device(options: Mapping[str, bool]) -> None:
-    """Raise ValueError for the first option that is given beside --device."""
+    """Raise ValueError for the first option that is given beside --device. options: True by the
+    name of each option that is given."""
     for name, is_given in options.items():
         if is_given:
             raise ValueError(f"bench: --device does not take {name}.")
 
 
 def _rounds_of_options(quick: bool, repeats: int | None) -> _Rounds:
-    """Return how often each case is measured; --repeats counts more than --quick."""
+    """Return how often each case is measured: `repeats` rounds if it is not None, else as --quick
+    or its absence says."""
     if repeats:
         return _Rounds(repeats, float("inf"), repeats)
     return _QUICK_ROUNDS if quick else _ROUNDS
@@ -214,12 +216,18 @@ def _measure_cases(
 
 
 def _check_and_time_device(
-    name: str, lengths: Sequence[int], heads: int, every: bool, out: Path | None, in_json: bool
+    device: str,
+    lengths: Sequence[int],
+    heads: int,
+    include_longest: bool,
+    out: Path | None,
+    in_json: bool,
 ) -> None:
     """Check and time the encodings on a device. Exit with 1 if a result is wrong.
 
-    name: "cpu" or "cuda".
-    lengths: tokens; empty for those that the module chooses, with `every` (--all) also the longest.
+    device: "cpu" or "cuda".
+    lengths: tokens; empty for those that the module chooses.
+    include_longest: with --all, the module's longest lengths, too.
     out: the file of results; None for one with the name of the device.
     """
     from posenc.bench.report import report_of
@@ -228,15 +236,15 @@ def _check_and_time_device(
     from posenc.machine.hardware import check_device
     from posenc.report.terminal import print_line, print_report, stderr
 
-    check_choice("--device", name, ("cpu", "cuda"))
-    if name == "cuda":
-        check_device(name)
-    machine, dtypes = _machine_and_dtypes(name)
+    check_choice("--device", device, ("cpu", "cuda"))
+    if device == "cuda":
+        check_device(device)
+    machine, dtypes = _machine_and_dtypes(device)
     card = "-".join(re.findall(r"[A-Za-z0-9]+", machine["device"]))
     out = Path(f"bench-{card}.json") if out is None else out
     prepare_results(out, _RESULTS_PREFIX)
     rows: list[dict[str, Any]] = []
-    for row in _device_rows(name, lengths, heads, every, dtypes):
+    for row in _device_rows(device, lengths, heads, include_longest, dtypes):
         rows.append(row)
         replace_status_line(f"bench: {len(rows)} results")
         write_atomically(out, _results_as_json(machine, rows))
@@ -248,7 +256,7 @@ def _check_and_time_device(
 
 
 def _device_rows(
-    name: str, lengths: Sequence[int], heads: int, every: bool, dtypes: Sequence[str]
+    device: str, lengths: Sequence[int], heads: int, include_longest: bool, dtypes: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Check every encoding on a device, then time its kernels. Yield each row as it is measured:
     those of `check_encodings`, then those of `measure_case` with what `_case_columns` says. The
@@ -256,11 +264,11 @@ def _device_rows(
     from posenc.bench import cases, device_check
 
     all_but_longest = device_check.LENGTHS[:-1]
-    checked = lengths or (device_check.LENGTHS if every else all_but_longest)
-    yield from device_check.check_encodings(name, checked, dtypes, _DEVICE_BUDGET_SECONDS)
-    timed = lengths or _DEVICE_LENGTHS + (_LONG_DEVICE_LENGTHS if every else ())
+    checked = lengths or (device_check.LENGTHS if include_longest else all_but_longest)
+    yield from device_check.check_encodings(device, checked, dtypes, _DEVICE_BUDGET_SECONDS)
+    timed = lengths or _DEVICE_LENGTHS + (_LONG_DEVICE_LENGTHS if include_longest else ())
     began = time.perf_counter()
-    for case in cases.device_cases(name, timed, heads, dtypes[-1]):
+    for case in cases.device_cases(device, timed, heads, dtypes[-1]):
         is_late = time.perf_counter() - began > _DEVICE_BUDGET_SECONDS
         for row in [{"left_out": "out of time"}] if is_late else _timing_rows(case):
             yield _case_columns(case) | row
@@ -374,8 +382,8 @@ def _cases_within_limits(
 
 
 def _least_seconds(case: "Case", rounds: _Rounds, thread_counts: Sequence[int]) -> float:
-    """Return the seconds below which a case cannot end, measured with all `thread_counts`: those
-    that it would take on cores that are faster than any."""
+    """Return a lower bound of the seconds that a case takes, measured with all `thread_counts`: its
+    operations and calls on cores that are faster than any."""
     seconds = 0.0
     for count in thread_counts:
         rounds_with_untimed_first = rounds.min_rounds + 1

@@ -42,7 +42,8 @@ BUILDERS_OF_CALLS = {
 """The functions that build the calls of a case, by its group; "memory" has none, see
 `_memory_rows`."""
 _SHORT_SECONDS = 0.5
-"""Seconds below which a call is first run untimed: caches still affect its time."""
+"""A call of fewer seconds is run untimed before each timed one, because caches still affect its
+time."""
 
 
 def measure_case(
@@ -114,7 +115,7 @@ def attention_memory(case: Case) -> dict[str, int]:
 
 
 def _bytes_moved_by_rotation(case: Case) -> int:
-    """Return the bytes of a rotation: queries and keys are read once and written once."""
+    """Return the bytes that a rotation reads and writes: queries and keys once each way."""
     numbers = case.batch * case.q_len * (case.heads + case.kv_heads) * case.head_dim
     return 2 * numbers * getattr(torch, case.dtype).itemsize
 

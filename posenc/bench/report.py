@@ -1,4 +1,4 @@
-"""The words of measurements: what each run costs, and what a device computes wrongly."""
+"""Build the report of measurements: what each run costs, and what a device computes wrongly."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

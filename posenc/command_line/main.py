@@ -41,6 +41,7 @@ SUFFICIENT_EXTRAS |= dict.fromkeys(("compare", "report", "inspect", "extend"), "
 """The extra that is enough for a command; "torch" for others."""
 
 METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH", bool: ""}
+"""The word for an option's value in the help, by its type."""
 
 CTRL_C_EXIT_CODE = 130
 """Exit code after Ctrl-C, the same as typer's."""
@@ -53,8 +54,8 @@ _Abort = cast(type[Exception], typer.Abort)
 
 
 def app(arguments: Sequence[str] = ()) -> Any:
-    """Return the click group with the command that the arguments begin with; with all of COMMANDS
-    if they begin with none, as to print help does."""
+    """Return the click group with the one command that the arguments begin with, or with all of
+    COMMANDS if they begin with none, as to print help."""
     names = arguments[:1] if arguments and arguments[0] in COMMANDS else list(COMMANDS)
     application = typer.Typer(
         name="posenc",
@@ -76,7 +77,8 @@ def app(arguments: Sequence[str] = ()) -> Any:
 
 
 def _arrange_help(group: Any, application: typer.Typer) -> None:
-    """Join the lines of each command's help, and arrange its options."""
+    """Join the lines of each paragraph in the help of each command, and arrange its options by
+    `_sort_options`."""
     for info in application.registered_commands:
         command = group.commands[info.name]
         paragraphs = inspect.cleandoc(command.help or "").split("\n\n")  # none under -OO
@@ -89,7 +91,8 @@ def _arrange_help(group: Any, application: typer.Typer) -> None:
 
 
 def _sort_options(params: list[Any], function: Callable[..., Any]) -> None:
-    """Sort options by their panels, with short names of types that leave room for the help."""
+    """Sort a command's options by their panels, and name the type of each by a short word of
+    METAVARS. function: the command, with typer's annotations."""
     parameters = inspect.signature(function, eval_str=True).parameters
     for param in params:
         if param.param_type_name != "option":
@@ -133,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _prepare_streams() -> None:
-    """Make what is printed fit any terminal. Exit where there is no standard output or error."""
+    """Let standard output and error print any character. Exit with 2 if either is closed."""
     if sys.stdout is None or sys.stderr is None:
         # Closed by the shell: the next file that is opened would get what is printed.
         if sys.stderr is not None:
@@ -148,7 +151,7 @@ def _prepare_streams() -> None:
 
 
 def _report_error(error: BaseException, arguments: Sequence[str]) -> int:
-    """Say in one line why a command ended, and return its exit code."""
+    """Print on stderr in one line why a command ended, and return its exit code."""
     match error:
         case Stopped():
             return _write_error(f"stopped; {error}.", CTRL_C_EXIT_CODE)
@@ -176,7 +179,8 @@ def _report_error(error: BaseException, arguments: Sequence[str]) -> int:
 
 
 def _report_missing_package(error: ModuleNotFoundError, arguments: Sequence[str]) -> int:
-    """Name the extra that a command needs, if what is missing belongs to one."""
+    """Print on stderr the extra to install if the missing package belongs to one, else the error;
+    return the exit code."""
     command = arguments[0] if arguments else ""
     needed = SUFFICIENT_EXTRAS.get(command, "torch")
     extra = install_hint(error, needed)
@@ -206,7 +210,7 @@ def _print_version_or_help(
 
 
 def _command_path(arguments: Sequence[str]) -> str:
-    """Return the command that a line calls, as in "posenc inspect model"."""
+    """Return the name of the command that the arguments call, such as "posenc inspect model"."""
     command = app(arguments)
     words = ["posenc"]
     for word in arguments:
@@ -228,8 +232,8 @@ def _refuse_empty(arguments: Sequence[str]) -> None:
 
 
 class _InterruptWatcher:
-    """Note that Ctrl-C was pressed: a library that is being imported may turn the interrupt into an
-    error of its own, which would blame what was read at that moment."""
+    """Notes that Ctrl-C was pressed. A library that is being imported may turn the interrupt into
+    an error of its own, which would blame the file that was read at that moment."""
 
     pressed = False
 
@@ -253,8 +257,11 @@ class _InterruptWatcher:
 
 
 def _write_error(text: str, code: int, error: BaseException | None = None) -> int:
-    """Write one line on stderr, and return the exit code; both those of Ctrl-C if it was pressed.
-    error: its traceback is printed with POSENC_TRACEBACK."""
+    """Write one line on stderr, and return the exit code. After Ctrl-C write RESTART_HINT and
+    return CTRL_C_EXIT_CODE instead.
+
+    error: its traceback is printed if POSENC_TRACEBACK is set.
+    """
     if _InterruptWatcher.pressed and code != CTRL_C_EXIT_CODE:
         text = RESTART_HINT
         code = CTRL_C_EXIT_CODE

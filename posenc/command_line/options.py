@@ -11,7 +11,7 @@ import typer
 from typer.models import OptionInfo
 
 PANELS = ("What", "Data", "Model", "Training", "Where", "Output")
-"""Headings of the help below which options stand, in this order."""
+"""Headings in the help, in this order, below which options are listed."""
 
 
 def option(
@@ -20,7 +20,8 @@ def option(
     """Return typer's option with this help.
 
     names: spellings such as "--json"; without any, typer derives one from the parameter.
-    shown: what the help says of the default. panel: one of PANELS, below which the option stands.
+    shown: what the help says of the default. panel: the heading of PANELS below which the option is
+        listed.
     limits: further arguments of typer.Option, such as min and max.
     """
     return typer.Option(*names, help=help, show_default=shown, rich_help_panel=panel, **limits)

@@ -33,7 +33,7 @@ def readable_duration(seconds: float) -> str:
 
 
 class Pace:
-    """Measure seconds per step, from the step with which it is made."""
+    """Measures seconds per step, from the step with which it is made."""
 
     def __init__(self, step: int) -> None:
         self.began = time.monotonic()
@@ -83,7 +83,7 @@ class Bars(Progress):
 
 
 class Narrator(Progress):
-    """Show one job with changing tasks: a bar on a terminal, otherwise a line when the task
+    """Shows one job whose task changes: a bar on a terminal, otherwise a line when the task
     changes, at most one in PAUSE seconds.
 
     Call the object with the current task in words, and the fraction of the whole job, 0 to 1, that

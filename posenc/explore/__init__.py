@@ -1,1 +1,2 @@
-"""`posenc explore`: write a page on which one moves position encodings, built from explorer/."""
+"""`posenc explore`: write an interactive page about position encodings, which is built from
+explorer/."""

@@ -14,8 +14,8 @@ from posenc.command_line.options import option
 from posenc.files.atomic import prepare_page, write_atomically
 from posenc.report.escaping import show_hidden_characters
 
-GIVEN = '<script type="application/json" id="given">null</script>'
-"""The place of the page that holds a config."""
+_DATA_ELEMENT = '<script type="application/json" id="given">null</script>'
+"""The element of explore.html that holds a model's data; null without a model."""
 
 
 def explore(
@@ -37,7 +37,7 @@ def explore(
     """
     path = out or Path("runs/explore.html")
     page = page_with_data(None if model is None else page_data_of(model))
-    prepare_page(path, GIVEN[: GIVEN.index("null")])
+    prepare_page(path, _DATA_ELEMENT[: _DATA_ELEMENT.index("null")])
     write_atomically(path, page)
     sys.stderr.write(f"{show_hidden_characters(str(path))}\n")
     if out is None and sys.stdout.isatty():
@@ -45,10 +45,10 @@ def explore(
 
 
 def page_data_of(path: Path) -> dict[str, Any]:
-    """Return what the page shows of a model: its config as text, the doctor's findings, and what
-    each runtime computes.
+    """Return the data of a model that the page shows: its config as text, the doctor's findings,
+    and what each runtime computes.
 
-    Raises: ValueError for what is no config; OSError where it cannot be read.
+    Raises: ValueError for a file that is no config; OSError if it cannot be read.
     """
     from posenc.doctor.case import Case
     from posenc.doctor.rules import findings
@@ -74,12 +74,14 @@ def page_data_of(path: Path) -> dict[str, Any]:
     }
 
 
-def page_with_data(given: dict[str, Any] | None) -> str:
-    """Return the HTML of the page with a model's data in it; None for a page without a model.
+def page_with_data(model_data: dict[str, Any] | None) -> str:
+    """Return the HTML of the page with a model's data in it, as `page_data_of` returns them; None
+    for a page without a model.
 
     The data are JSON in a script element that no browser executes.
     """
     page = resources.files("posenc.explore").joinpath("explore.html").read_text(encoding="utf-8")
-    assert page.count(GIVEN) == 1
-    data = json.dumps(given).replace("<", "\\u003c")  # no </script> of a config ends the element
-    return page.replace(GIVEN, GIVEN.replace("null", data))
+    assert page.count(_DATA_ELEMENT) == 1
+    # So that no </script> of a config ends the element.
+    data = json.dumps(model_data).replace("<", "\\u003c")
+    return page.replace(_DATA_ELEMENT, _DATA_ELEMENT.replace("null", data))

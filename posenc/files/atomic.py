@@ -155,14 +155,14 @@ def prepare_results(path: Path, mark: str) -> None:
     prepare_file(path)
 
 
-def prepare_page_and_figures(folder: str | Path | None, page: str | Path | None = None) -> None:
+def prepare_page_and_figures(figures: str | Path | None, page: str | Path | None = None) -> None:
     """Make the folders of figures and of a page, and check that both can be written, before work
-    begins; None: not asked for.
+    begins. figures, page: a folder and a file; None if it is not asked for.
 
     Raises: ValueError, OSError.
     """
-    if folder is not None:
-        prepare_figures_folder(Path(folder))
+    if figures is not None:
+        prepare_figures_folder(Path(figures))
     if page is not None:
         prepare_page(Path(page))
 

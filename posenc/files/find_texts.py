@@ -23,7 +23,7 @@ MAX_FILES = 1_000_000
 
 @dataclass(frozen=True)
 class TextSource:
-    """Hold the files of a text.
+    """The files of a text.
 
     name: words for the text, such as "Python 3.13.1 standard library".
     files: pairs of the name under which a file is hashed, and its path.
@@ -34,8 +34,8 @@ class TextSource:
 
 
 def standard_library_text() -> TextSource:
-    """Return the source of the running Python's standard library, without tests, which some
-    installations lack."""
+    """Return the source files of the running Python's standard library, without its tests, which
+    some installations lack."""
     root = Path(sysconfig.get_path("stdlib"))
     files = [
         (path.relative_to(root).as_posix(), path)
@@ -48,12 +48,13 @@ def standard_library_text() -> TextSource:
 
 
 def find_text(texts: Sequence[str]) -> TextSource:
-    """Return the files that `texts` name: files, folders (without hidden files) and globs.
+    """Return the files that `texts`, the values of --text, name: files, folders (without hidden
+    files) and globs.
 
-    Folders and globs leave out what comparisons wrote, so that the same command reads the same text
-    after its first run.
+    Folders and globs leave out files that comparisons wrote, so that the same command reads the
+    same text after its first run.
 
-    Raises: ValueError for a text that names no file, a pipe or a device, and for more than
+    Raises: ValueError for a value that names no file, or a pipe or a device, and for more than
     `MAX_FILES` files.
     """
     # Since the last call a comparison may have begun, or been deleted.

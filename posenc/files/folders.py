@@ -26,21 +26,23 @@ LOCK_NAME = ".lock"
 _O_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _NOT_LOCKABLE_MESSAGE = "it is a link, or not of the kind that a lock needs; remove it."
 UNPROVED_SUFFIX = ".unproved"
-"""Ends the name of a folder until everything in it has been written."""
+"""Ends the name of a new folder until everything in it has been written."""
 ON_WINDOWS = os.name == "nt"
 
 
 @contextlib.contextmanager
-def locked(folder: Path, what: str) -> Iterator[None]:
+def locked(folder: Path, command: str) -> Iterator[None]:
     """Lock `folder` for this process. The lock is released when the process ends, even if killed.
 
     Nothing is written to the lock file, and no link is followed.
 
-    what: the command that locks the folder, such as "posenc compare", for the message.
+    command: what locks the folder, such as "posenc compare", for the message.
     Raises: ValueError if another process has the lock, or if the lock is a link or no ordinary
     file.
     """
-    busy = f"Another {what} is running in {folder}. Wait until it ends, or choose another folder."
+    busy = (
+        f"Another {command} is running in {folder}. Wait until it ends, or choose another folder."
+    )
     handle = open_handle(
         folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | _O_NOFOLLOW, refusal=_NOT_LOCKABLE_MESSAGE
     )

@@ -132,7 +132,7 @@ class Record:
     """A frozen dataclass that can be written as sealed JSON and read back.
 
     Reading raises ValueError if the content has changed, if a field without a default is missing,
-    if one is unknown or of a wrong type, or too long, and if `check` does.
+    if a field is unknown, of a wrong type or too long, and if `check` does.
     """
 
     def to_json(self) -> str:
@@ -177,7 +177,8 @@ def _hash_of_content(content: dict[str, Any]) -> str:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    """Raise ValueError for NaN, Infinity or -Infinity, which json passes to this by name."""
+    """Raise ValueError for the word NaN, Infinity or -Infinity, with which `json` calls this
+    function."""
     raise ValueError(f"it holds {name}, which is no number")
 
 

@@ -1,1 +1,1 @@
-"""What this machine is, by which results differ, and what it has room and time for."""
+"""The facts of this machine that decide results, and what it has room and time for."""

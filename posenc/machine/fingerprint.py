@@ -12,7 +12,7 @@ from posenc.lazy import installed_version
 
 
 def processor() -> str:
-    """Return the name of the CPU or, where the system gives none, of its architecture."""
+    """Return the name of the CPU; if the system gives none, the name of its architecture."""
     return _cpuinfo_value("model name") or platform.processor() or platform.machine()
 
 
@@ -43,9 +43,9 @@ def _cpuinfo_value(field: str) -> str:
 
 
 def machine_facts() -> dict[str, str]:
-    """Return what decides the numbers of a trial on this machine, as texts: versions by "python",
-    "posenc", "torch", "numpy" and "build of torch", the hash of posenc's source by "code", and the
-    CPU's name by "processor"."""
+    """Return the facts that decide the numbers of a trial on this machine, as texts: versions by
+    "python", "posenc", "torch", "numpy" and "build of torch", the hash of posenc's source by
+    "code", and the CPU's name by "processor"."""
     # Loads no torch, which would take as long as the shortest trials.
     build_of_torch = installed_version("torch")
     return {
@@ -67,8 +67,8 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def describe_difference(here: dict[str, str], there: dict[str, str]) -> str | None:
-    """Say how another machine differs from this one, but for its CPU and its build of torch; None
-    where it does not.
+    """Return as text how another machine's facts differ from this one's, its CPU and its build of
+    torch aside; None if they do not.
 
     >>> here = {"python": "3.11.9", "torch": "2.13.0"}
     >>> describe_difference(here, {"python": "3.12.1", "torch": "2.13.0"})

@@ -24,9 +24,9 @@ def default_precision(device: str) -> str:
     return "bfloat16" if cpu_multiplies_bfloat16() else "float32"
 
 
-def check_device(device: str, cure: str = "Use --device cpu.") -> None:
-    """Raise ValueError if torch cannot run on "cuda" or "mps" here, and say whether that is for
-    want of a device or of another build of torch."""
+def check_device(device: str, advice: str = "Use --device cpu.") -> None:
+    """Raise ValueError if torch cannot run on "cuda" or "mps" here, and say whether a device is
+    missing or torch is built without it. advice: a sentence that says what to do instead."""
     backend, name = {
         "cuda": (torch.cuda, "CUDA device"),
         "mps": (torch.backends.mps, "MPS device"),
@@ -35,7 +35,7 @@ def check_device(device: str, cure: str = "Use --device cpu.") -> None:
         return
     built = (torch.backends.cuda if device == "cuda" else torch.backends.mps).is_built()
     why = "" if built else f", because torch {torch.__version__} is built without {device.upper()}"
-    raise ValueError(f"--device {device}: torch sees no {name} here{why}. {cure}")
+    raise ValueError(f"--device {device}: torch sees no {name} here{why}. {advice}")
 
 
 def check_bfloat16(device: str) -> None:
@@ -49,7 +49,8 @@ def check_bfloat16(device: str) -> None:
 
 
 def cpu_multiplies_bfloat16() -> bool:
-    """Return True for AVX512-BF16 or AMX-BF16, without which autocast is slower than float32."""
+    """Return True if the CPU has AVX512-BF16 or AMX-BF16, without which autocast is slower than
+    float32."""
     flags = set(cpu_extensions().split())
     if flags:
         return bool(flags & {"avx512_bf16", "amx_bf16"})
@@ -59,8 +60,8 @@ def cpu_multiplies_bfloat16() -> bool:
 
 
 def missing_compiler(device: str) -> str | None:
-    """Return what torch.compile lacks here to make code for the device, such as "Triton"; None if
-    it lacks nothing."""
+    """Return the name of what torch.compile needs and lacks to make code for the device, such as
+    "Triton"; None if it lacks nothing."""
     if device == "cuda":
         return None if find_spec("triton") else "Triton"
     default_compiler = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
@@ -106,7 +107,7 @@ def names_of_cpu_and_gpus(device: str) -> str:
 
 
 def facts_for_report(device: str, precision: str, workers: int) -> dict[str, str]:
-    """Return what a report says of the machine, as texts by name: "processor" (CPU and GPUs),
+    """Return the facts of the machine for a report, as texts by name: "processor" (CPU and GPUs),
     "cores", "system", and the arguments "device", "precision" and "workers"."""
     return {
         "processor": names_of_cpu_and_gpus(device),

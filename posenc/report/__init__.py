@@ -1,1 +1,2 @@
-"""What every command shows: a report and its blocks, as a page, on the terminal, JSON, figures."""
+"""A report, which every command returns, and its blocks: shown on the terminal, as a page, JSON and
+figures."""

@@ -28,7 +28,10 @@ SERIES, PANEL, LOW, HIGH = "series", "panel", "low", "high"
 
 @dataclass(frozen=True)
 class Chart:
-    """Hold a figure that `draw` makes from `data`, and from nothing else that is measured."""
+    """A figure and the table that it is drawn from.
+
+    draw: makes the figure from `data`, and from nothing else that was measured.
+    """
 
     data: Data
     draw: "Callable[[Data], Figure]"
@@ -64,11 +67,10 @@ def long_table(
 
 
 def matrix_table(x: str, y: str, unit: str, xs: Column, ys: Column, values: np.ndarray) -> Data:
-    """Return a matrix (ys, xs) as a table with a row for each cell, row by row.
+    """Return a matrix as a table with a row for each cell, row by row of the matrix.
 
-    x, y, unit: names of the columns with the places and the values. xs, ys: the places.
-
-    Both axes of one name are told apart by "(column)" and "(row)".
+    x, y: names of the columns with the places of a cell; if they are equal, "(column)" and "(row)"
+    are appended. unit: name of the column with the values. xs, ys: the places. values: (ys, xs).
     """
     if x == y:
         x = f"{x} (column)"
@@ -95,8 +97,8 @@ def split_by_series(data: Data, by: str = SERIES) -> dict[Any, dict[str, np.ndar
 
 
 def axis_names(data: Data) -> list[str]:
-    """Return the names of the columns that the axes of a figure show: x and y, and for a matrix
-    third the column of its values, which is called by their unit."""
+    """Return the names of the columns that the axes of a figure show: x, y, and for a matrix the
+    column of its values, whose name is their unit."""
     return [name for name in data if name not in (SERIES, PANEL, LOW, HIGH)]
 
 

@@ -30,6 +30,7 @@ _INK_DARK, _GRID_DARK = "#e4e6e8", "#3a3f46"
 # CIELAB units, in the light and in the dark variant.
 LIGHT_COLOURS = ("#0064A8", "#C24A00", "#009E73", "#B4629A", "#DD9700", "#56A8DD", INK)
 NUM_RANKED_COLOURS = len(LIGHT_COLOURS) - 1  # all but ink, which the other encodings have, faintly
+"""Colours of `ranked_styles`: all but ink, which the encodings after them have, faintly."""
 DARK_COLOURS = ("#4197D6", "#E8703A", "#1DB489", "#D98BB8", "#E9AB2B", "#8CCBF0", _INK_DARK)
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*")
 _DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 2, 3, 2)))
@@ -39,7 +40,8 @@ LEGEND_ROW_INCHES = 0.19
 MAX_MARKERS = 12
 """Points of a curve up to which each of them has a marker."""
 HOVER_PREFIX = "hover:"
-"""Begins the gid of an artist whose name shows under the mouse."""
+"""Prefix of the gid of an artist; the rest of the gid is the name that a page shows under the
+mouse."""
 
 COLOUR_VARIABLES = {
     "light": {"ink": INK, "grid": GRID} | {f"c{i}": c for i, c in enumerate(LIGHT_COLOURS[:-1])},
@@ -113,7 +115,7 @@ _STYLE: dict[str, Any] = {
 
 
 class LineStyle(NamedTuple):
-    """Hold colour, marker and dashes of one encoding throughout a page."""
+    """Colour, marker and dashes of one encoding, the same throughout a page."""
 
     color: str
     marker: str
@@ -145,8 +147,8 @@ def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
 
 
 def ranked_styles(best_first: Sequence[str]) -> dict[str, LineStyle]:
-    """Return a style for each encoding: the first six have the colours of the palette, in its
-    order, and all others are grey."""
+    """Return a style for each encoding, best first: the first six have the colours of the palette,
+    in its order, and all others are grey."""
     styles = line_styles(best_first)
     return {
         name: look if rank < NUM_RANKED_COLOURS else look._replace(color=INK, alpha=0.4)
@@ -162,11 +164,12 @@ def ordered_colours(count: int) -> list[str]:
 
 
 def _fonts_of_other_letters() -> list[str]:
-    """Return the fonts that measure letters which the figures' own font lacks.
+    """Return the names of fonts that give the widths of letters which FIGURE_FONT lacks; [] if
+    matplotlib includes LAST_RESORT_FONT.
 
-    matplotlib looks into its Last Resort font by itself (1.15 em for a Chinese letter, 1 em on the
-    page), so that figures have the same layout on every machine. Where it includes none, Chinese
-    fonts of this machine take its place; without any, such a letter is measured as 0.6 em.
+    matplotlib takes widths from its Last Resort font by itself (1.15 em for a Chinese letter, which
+    has 1 em on the page), so figures have the same layout on every machine. A release without that
+    font takes them from Chinese fonts of this machine; without any, such a letter counts as 0.6 em.
     """
     known = {*font_manager.get_font_names()}
     return [] if LAST_RESORT_FONT in known else [name for name in CHINESE_FONTS if name in known]
@@ -174,7 +177,8 @@ def _fonts_of_other_letters() -> list[str]:
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Use posenc's style inside the `with`; for figures with more than one pair of axes."""
+    """Use posenc's matplotlib style inside the `with`. `figure` does so, too: call this for figures
+    with more than one pair of axes."""
     with matplotlib.rc_context(), warnings.catch_warnings():
         # The reader's browser has the glyphs; only their width matters here.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
@@ -189,12 +193,14 @@ def figure_style() -> Iterator[None]:
 def figure(
     x_label: str, y_label: str, *, width: float = 5.0, height: float = 3.3, grid: bool = True
 ) -> Iterator[tuple[Figure, Axes]]:
-    """Make a figure with one pair of labelled axes; draw inside the `with`.
+    """Make a figure with one pair of labelled axes in posenc's style; draw inside the `with`.
 
     Args:
         x_label, y_label: labels with units, such as "distance, tokens".
         width, height: in inches; five inches fill a phone at the natural size of letters.
-        grid: draw lines behind the data; False for matrices, over which they would be drawn.
+        grid: draw grid lines behind the data; False for matrices, which they would cover.
+
+    Yields: the figure and its axes.
     """
     with figure_style():
         drawn = Figure(figsize=(width, height))

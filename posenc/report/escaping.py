@@ -1,4 +1,4 @@
-"""Show text of foreign files so that it can neither move the cursor nor reorder a line."""
+"""Escape text of foreign files, so that it can neither move the cursor nor reorder a line."""
 
 import html
 import re
@@ -22,8 +22,8 @@ def show_hidden_characters(text: str) -> str:
 
 
 def without_runner_commands(text: str) -> str:
-    """Return `text` in which GitHub's runner finds no command: :: at the beginning of a line,
-    spaces aside, or ##[ anywhere.
+    """Return `text` in which the runner of GitHub Actions finds no command: neither :: at the
+    beginning of a line, spaces aside, nor ##[ anywhere.
 
     >>> print(without_runner_commands("::error::all is lost"))
     %3A%3Aerror::all is lost

@@ -29,17 +29,19 @@ from posenc.report.report import table_csv
 
 DOTS_PER_INCH = 300
 _GLYPH = re.compile(r"Glyph (\d+) .*missing from")
-"""Begins matplotlib's warning about a letter that is in no font."""
+"""Matches the beginning of matplotlib's warning about a letter that is in no font."""
 _WITHOUT_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
+"""Metadata for each kind of file that leave out its date, so that equal figures give equal
+files."""
 
 
 def write_figures(plots: Sequence[Plot], folder: Path) -> list[str]:
-    """Write NAME.svg, NAME.pdf, NAME.png and NAME.csv of each figure, on white.
+    """Write NAME.svg, NAME.pdf, NAME.png and NAME.csv of each figure into the folder, on white.
 
     Letters stay text in SVG and PDF; those missing in the figures' font come from a font of this
     machine. Colours are those of the light page.
 
-    Returns: notes for the reader, often none.
+    Returns: notes on the files, such as on letters that no font has; often empty.
     """
     mark_figures(folder)
     lacking: set[str] = set()
@@ -119,8 +121,8 @@ def _letters_without_glyph(letters: set[str]) -> set[str]:
 
 
 def write_page(page: Page, out: str | Path | None, figures: str | Path | None) -> list[str]:
-    """Write the page to the file `out`, and its figures and named tables to the folder `figures`;
-    None: not asked for. Return notes for the reader on the figures, often none."""
+    """Write the page to the file `out`, and its figures and named tables to the folder `figures`,
+    each unless it is None. Return notes on the figures, often none."""
     if out is not None:
         page.write(out)
     if figures is None:
@@ -132,7 +134,8 @@ def write_page(page: Page, out: str | Path | None, figures: str | Path | None) -
 
 
 def write_and_announce(page: Page, out: Path | None, figures: Path | None) -> None:
-    """Write as `write_page`, and print on stderr the paths of what was written, and its notes."""
+    """Do what `write_page` does, and print on stderr the paths of what was written, and the
+    notes."""
     notes = write_page(page, out, figures)
     lines = (out and f"Page: {out}", *notes, figures and f"Figures: {figures}")
     sys.stderr.writelines(f"{show_hidden_characters(line)}\n" for line in lines if line)

@@ -51,7 +51,8 @@ _OPENING_TAG = rf"<(?:p|p class=caption|figcaption|{_HEADING})>"
 
 def page_of(report: Report) -> "Page":
     """Return the report as a page: first its headline, limits and cautions under no heading, and
-    then all sections, also those that are a detail. Its facts are not on the page."""
+    then all sections, also those that the terminal leaves out as details. Its facts are not on the
+    page."""
     page = Page(report.title, report.subtitle)
     first = [Headline(report.headline)] if report.headline else []
     limits = [Limits(report.limits)] if report.limits else []
@@ -75,7 +76,7 @@ class Page:
         self._sections: list[tuple[str, tuple[Block, ...]]] = []
 
     def append_section(self, heading: str, *blocks: Block) -> None:
-        """Append a section; an empty heading is not shown."""
+        """Append a section with these blocks; "" for one without a heading."""
         self._sections.append((heading, blocks))
 
     def plots(self) -> list[Plot]:
@@ -90,8 +91,10 @@ class Page:
 
     def html(self) -> str:
         """Return the whole page as text: one HTML file without anything outside of it."""
-        plots = count(1)
-        sections = [_section_html(heading, blocks, plots) for heading, blocks in self._sections]
+        plot_numbers = count(1)
+        sections = [
+            _section_html(heading, blocks, plot_numbers) for heading, blocks in self._sections
+        ]
         subtitle = f"<p class=subtitle>{escape_html(self.subtitle)}</p>" if self.subtitle else ""
         return _PAGE_TEMPLATE.format(
             title=escape_html(self.title),
@@ -102,8 +105,8 @@ class Page:
         )
 
     def _contents(self) -> str:
-        """Return a line of links to the sections; "" for a page with fewer than
-        MIN_LINKED_SECTIONS of them."""
+        """Return a line of links to the sections as HTML; "" for a page with fewer than
+        MIN_LINKED_SECTIONS sections with headings."""
         headings = [heading for heading, _ in self._sections if heading]
         if len(headings) < MIN_LINKED_SECTIONS:
             return ""
@@ -125,13 +128,16 @@ def _style_sheet() -> str:
     return f":root{{{css_variables('light')}{SVG_RULES}}}{dark}\n{rules}"
 
 
-def _section_html(heading: str, blocks: Sequence[Block], plots: Iterator[int]) -> str:
-    """Return a section as HTML; `plots` counts the figures of a page, for identifiers."""
+def _section_html(heading: str, blocks: Sequence[Block], plot_numbers: Iterator[int]) -> str:
+    """Return a section as HTML.
+
+    plot_numbers: yields 1, 2, ... for the figures of the page, for the identifiers in their SVG.
+    """
     parts = (
         [f'<h2 id="{_anchor_of_heading(heading)}">{escape_html(heading)}</h2>'] if heading else []
     )
     for is_plot, group in groupby(blocks, key=lambda b: isinstance(b, Plot)):
-        of_group = [_block_html(block, plots) for block in group]
+        of_group = [_block_html(block, plot_numbers) for block in group]
         parts += ["<div class=figures>", *of_group, "</div>"] if is_plot else of_group
     return "<section>" + "\n".join(parts) + "</section>"
 
@@ -153,8 +159,9 @@ def repository_url() -> str:
 
 
 def _link_words(body: str) -> str:
-    """Return a page's body in which each word leads to the document that explains it, where an
-    explanation or the heading of a column first has it. Without an address it names the file."""
+    """Return a page's body with a link on the first mention of each word of `pages_by_word` in an
+    explanation or a column's heading: to the document that explains it, or, if the repository's
+    address is unknown, only the document's name as a tooltip."""
     for word, target in pages_by_word().items():
         page, hash_, place = target.partition("#")
         file = f"docs/{page}.md"
@@ -176,8 +183,8 @@ def _anchor_of_heading(heading: str) -> str:
     return re.sub(r"\W+", "-", heading.lower()).strip("-")
 
 
-def _block_html(block: Block, plots: Iterator[int]) -> str:
-    """Return a block as HTML; `plots` as in `_section_html`."""
+def _block_html(block: Block, plot_numbers: Iterator[int]) -> str:
+    """Return a block as HTML; plot_numbers: as in `_section_html`."""
     match block:
         case str():
             return f"<p>{escape_html(block)}</p>"
@@ -186,21 +193,21 @@ def _block_html(block: Block, plots: Iterator[int]) -> str:
         case Links(items):
             return _links_html(items)
         case Fold():
-            return _fold_html(block, plots)
+            return _fold_html(block, plot_numbers)
         case Items(texts):
             return _list_html(texts)
         case Facts(items):
             return _definitions_html(items)
         case Labelled():
-            return _labelled_html(block, plots)
+            return _labelled_html(block, plot_numbers)
         case Plot():
-            return _plot_html(block, f"f{next(plots)}")
+            return _plot_html(block, f"f{next(plot_numbers)}")
         case Table():
             return _table_html(block)
 
 
 def _text_block_html(block: TextBlock) -> str:
-    """Return a block of one text as HTML, in the look of its class."""
+    """Return a block that is one text as HTML, with the look of its class."""
     text = escape_html(block.text)
     match block:
         case Headline():
@@ -215,22 +222,22 @@ def _text_block_html(block: TextBlock) -> str:
 
 
 def _links_html(addresses: Mapping[str, str]) -> str:
-    """Return a line of links; `addresses` are by what is shown of them."""
+    """Return a line of links as HTML; addresses: by the text of each link."""
     links = (
         f'<a href="{escape_html(to)}">{escape_html(name)}</a>' for name, to in addresses.items()
     )
     return f"<p>{' · '.join(links)}</p>"
 
 
-def _fold_html(fold: Fold, plots: Iterator[int]) -> str:
+def _fold_html(fold: Fold, plot_numbers: Iterator[int]) -> str:
     """Return a fold as HTML: its summary, and blocks that a click on it shows."""
-    inner = "".join(_block_html(block, plots) for block in fold.blocks)
+    inner = "".join(_block_html(block, plot_numbers) for block in fold.blocks)
     return f"<details><summary>{escape_html(fold.summary)}</summary>{inner}</details>"
 
 
-def _labelled_html(block: Labelled, plots: Iterator[int]) -> str:
-    """Return a label and what is beside it as HTML."""
-    inner = "".join(_block_html(part, plots) for part in block.parts)
+def _labelled_html(block: Labelled, plot_numbers: Iterator[int]) -> str:
+    """Return a label as HTML, with its sentences and commands beside it."""
+    inner = "".join(_block_html(part, plot_numbers) for part in block.parts)
     return f"<dl><dt>{escape_html(block.label)}</dt><dd>{inner}</dd></dl>"
 
 
@@ -252,7 +259,7 @@ def describe_plot(plot: Plot) -> str:
 
 
 def _plot_html(plot: Plot, prefix: str) -> str:
-    """Return a figure with its caption as HTML. prefix: of identifiers in its SVG."""
+    """Return a figure with its caption as HTML. prefix: begins the identifiers in its SVG."""
     size = " class=wide" if plot.wide else ""
     scroll = (
         f' role=region tabindex=0 aria-label="{escape_html(plot.caption)}"' if plot.wide else ""
@@ -269,17 +276,17 @@ def _plot_html(plot: Plot, prefix: str) -> str:
 def _table_html(table: Table) -> str:
     """Return the table as HTML, its caption above it and its notes below."""
     headings = [h if isinstance(h, Heading) else Heading(h) for h in table.header]
-    numeric = numeric_columns(table)
-    notes: dict[str, int] = {}
-    head = "".join(map(_heading_html, headings, numeric))
-    labels = [""] * len(headings)
+    are_numeric = numeric_columns(table)
+    note_numbers: dict[str, int] = {}
+    head = "".join(map(_heading_html, headings, are_numeric))
+    label_attributes = [""] * len(headings)
     if table.cards:
-        labels = [f' data-label="{escape_html(heading.text)}"' for heading in headings]
-    rows = [_row_html(row, numeric, labels, notes) for row in table.rows]
+        label_attributes = [f' data-label="{escape_html(heading.text)}"' for heading in headings]
+    rows = [_row_html(row, are_numeric, label_attributes, note_numbers) for row in table.rows]
     caption = f"<p class=caption>{escape_html(table.caption)}</p>" if table.caption else ""
     name = table.caption or ", ".join(heading.text for heading in headings)
     kind = '"table cards"' if table.cards else "table"
-    below = "".join(f"<li>{escape_html(note)}</li>" for note in notes)
+    below = "".join(f"<li>{escape_html(note)}</li>" for note in note_numbers)
     below = f"<ol class=notes>{below}</ol>" if below else ""
     return (
         f'{caption}<div class={kind} role=region tabindex=0 aria-label="{escape_html(name)}">'
@@ -289,19 +296,31 @@ def _table_html(table: Table) -> str:
 
 
 def _row_html(
-    row: Sequence[Value], numeric: Sequence[bool], labels: Sequence[str], notes: dict[str, int]
+    row: Sequence[Value],
+    are_numeric: Sequence[bool],
+    label_attributes: Sequence[str],
+    note_numbers: dict[str, int],
 ) -> str:
-    """Return a row as HTML, and number its notes; `labels` are attributes of its cells."""
-    cells = [f"<th scope=row{_class_attribute(False, row[0])}>{_cell_html(row[0], notes)}</th>"]
-    for value, is_numeric, label in zip(row[1:], numeric[1:], labels[1:], strict=True):
-        cells.append(
-            f"<td{_class_attribute(is_numeric, value)}{label}>{_cell_html(value, notes)}</td>"
-        )
+    """Return a row of a table as HTML.
+
+    are_numeric: for each column True if it has numbers. label_attributes: for each column an HTML
+    attribute with its heading, or "". note_numbers: the number of each note, to which those of this
+    row are added.
+    """
+    cells = [
+        f"<th scope=row{_class_attribute(False, row[0])}>{_cell_html(row[0], note_numbers)}</th>"
+    ]
+    for value, is_numeric, label in zip(
+        row[1:], are_numeric[1:], label_attributes[1:], strict=True
+    ):
+        cell = _cell_html(value, note_numbers)
+        cells.append(f"<td{_class_attribute(is_numeric, value)}{label}>{cell}</td>")
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def _cell_html(value: Value, notes: dict[str, int]) -> str:
-    """Return a cell's content as HTML, with the number of its note, which `notes` keeps."""
+def _cell_html(value: Value, note_numbers: dict[str, int]) -> str:
+    """Return a cell's content as HTML, with the number of its note. note_numbers: the number of
+    each note, to which a new note is added."""
     if not isinstance(value, Cell):
         return escape_html(cell_text(value))
     cell = escape_html(str(value.text))
@@ -310,20 +329,20 @@ def _cell_html(value: Value, notes: dict[str, int]) -> str:
     if value.second_line:
         cell = f"<span>{cell}<small>{escape_html(value.second_line)}</small></span>"
     if value.note:
-        number = notes.setdefault(value.note, len(notes) + 1)
+        number = note_numbers.setdefault(value.note, len(note_numbers) + 1)
         cell = f"<span>{cell}<sup>{number}</sup></span>"
     return cell
 
 
 def _heading_html(heading: Heading, is_numeric: bool) -> str:
-    """Return the heading of a column as HTML; is_numeric: of a column of numbers."""
+    """Return the heading of a column as HTML; is_numeric: True for a column of numbers."""
     meaning = f"<small>{escape_html(heading.meaning)}</small>" if heading.meaning else ""
     return f"<th scope=col{_class_attribute(is_numeric)}>{escape_html(heading.text)}{meaning}</th>"
 
 
 def _class_attribute(is_numeric: bool, value: Value = None) -> str:
-    """Return the attribute `class` of a cell, after a space: its column has numbers, it is a long
-    text, its tone. "" without any of these.
+    """Return the attribute `class` of a cell, after a space, or "": "number" in a column of
+    numbers, "long" for a long text, "tone1" to "tone4" for a cell with a background.
 
     _class_attribute(True) -> " class=number"
     """

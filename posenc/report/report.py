@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 LONG_TEXT_LENGTH = 24
-"""A cell with more letters gets more width, against tall narrow columns."""
+"""A cell with more letters gets a wider column on the page, so that it is not tall and narrow."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class TextBlock:
-    """Show one text, in the way of the subclass: as code, as the headline, in a frame."""
+    """A block of one text; its subclass says how it is shown."""
 
     text: str
 
@@ -269,7 +269,7 @@ def _is_number_or_gap(value: Value) -> bool:
 
 
 def named_tables(blocks: Iterable[Block]) -> dict[str, Table]:
-    """Return the tables among blocks and in folds that have a name, by it."""
+    """Return the tables that have a name, by name, among blocks and in folds."""
     tables: dict[str, Table] = {}
     for block in blocks:
         if isinstance(block, Fold):
@@ -320,7 +320,8 @@ def rows_of(table: Table) -> list[dict[str, Any]]:
 
 
 def _column_with_ends(name: str, measured_values: Sequence[Any]) -> dict[str, list[Any]]:
-    """Return a column by its name, and the ends of its intervals if it has any."""
+    """Return a column by its name; if it has intervals, also the columns "NAME, low" and "NAME,
+    high" with their ends."""
     numbers = [value for value in measured_values if isinstance(value, Number)]
     values = [value.value if isinstance(value, Number) else value for value in measured_values]
     columns = {name or "name": values}

@@ -43,7 +43,8 @@ LABELLED_WIDTH = 100
 
 
 class Terminal(Console):
-    """Show hidden characters as escapes, also in tables, and emoji codes such as :bug: as text."""
+    """A console of rich that shows hidden characters as escapes, also in tables, and emoji codes
+    such as :bug: as text."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(emoji=False, **options)
@@ -53,13 +54,14 @@ class Terminal(Console):
 
 
 def stdout(width: int) -> Console:
-    """Return standard output, `width` columns wide if it is no terminal and COLUMNS is not set."""
+    """Return a console on standard output, `width` columns wide if it is no terminal and COLUMNS is
+    not set."""
     console = Terminal()
     return console if console.is_terminal or "COLUMNS" in os.environ else Terminal(width=width)
 
 
 def stderr() -> Console:
-    """Return standard error."""
+    """Return a console on standard error."""
     return Terminal(stderr=True)
 
 
@@ -175,8 +177,8 @@ def _show_table(table: Table, console: Console) -> None:
 
 
 def _labelled_lines(block: Labelled, width: int) -> Iterator[str]:
-    """Yield an empty line, and the lines of a label and of what is beside it: sentences wrapped
-    between words at `width` columns, commands in a line each."""
+    """Yield an empty line, and then the lines of a label with its sentences, wrapped between words
+    at `width` columns, and its commands, a line each, beside it."""
     before = f"{block.label}  "
     indent = " " * cell_len(before)
     yield ""
@@ -204,8 +206,11 @@ def split_to_width(table: Table, width: int) -> Iterator[RichTable]:
 
 
 class _Column(NamedTuple):
-    """A column as the terminal shows it. width: the least that it needs, in characters, with its
-    frame. is_whole: no cell may be broken into lines."""
+    """A column as the terminal shows it.
+
+    width: the least that it needs with its frame, in characters. is_whole: True if no cell may be
+    broken into lines.
+    """
 
     heading: str
     cells: list[str]
@@ -232,8 +237,8 @@ def _columns(table: Table) -> list[_Column]:
 
 
 def _wrapped_width(text: str) -> int:
-    """Return the width that a text needs in lines: of its longest word, or of what counts as a long
-    text if that is more."""
+    """Return the least width in characters at which a text is wrapped into lines: that of its
+    longest word, but at least LONG_TEXT_LENGTH."""
     return max([LONG_TEXT_LENGTH, *map(cell_len, text.split())])
 
 
