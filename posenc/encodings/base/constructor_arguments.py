@@ -56,12 +56,12 @@ class UnknownOption(ValueError):
 
     def __init__(self, caller: str, options: Iterable[str], accepted: Iterable[str]) -> None:
         self.accepted = tuple(accepted)
-        wrong = sorted(set(options) - set(self.accepted))
-        self.name = wrong[0]
-        other = replacement_for(self.name, self.accepted)
-        hint = f" Did you mean {other.removesuffix('=')!r}?" if other else ""
+        unknown = sorted(set(options) - set(self.accepted))
+        self.name = unknown[0]
+        replacement = replacement_for(self.name, self.accepted)
+        hint = f" Did you mean {replacement.removesuffix('=')!r}?" if replacement else ""
         super().__init__(
-            f"{caller}: unknown option {', '.join(wrong)}; "
+            f"{caller}: unknown option {', '.join(unknown)}; "
             f"it takes {', '.join(self.accepted) or 'none'}.{hint}"
         )
 
@@ -91,15 +91,17 @@ def with_checked_arguments(init: Callable[..., None]) -> Callable[..., None]:
             _check_argument(
                 caller, name, value, signature.parameters[name].annotation, is_posenc_class
             )
-        early = None
+        attribute_error = None
         try:
             init(*args, **kwargs)
         except AttributeError as error:  # torch's, if super().__init__() was not called
-            early = error
+            attribute_error = error
         if "_parameters" not in vars(encoding):
-            raise TypeError(f"{caller}: __init__ must call super().__init__() first.") from early
-        if early is not None:
-            raise early
+            raise TypeError(
+                f"{caller}: __init__ must call super().__init__() first."
+            ) from attribute_error
+        if attribute_error is not None:
+            raise attribute_error
         # Overwritten by the constructors of subclasses: the outermost one's are all.
         vars(encoding)["_attribute_names"] = tuple(vars(encoding))
 
@@ -127,12 +129,12 @@ def _record_arguments(encoding: Any, bound: inspect.BoundArguments) -> None:
 def are_alike(a: nn.Module, b: nn.Module) -> bool:
     """Return True if two encodings, and their submodules, are of the same classes and were built
     with equal arguments; their weights may differ."""
-    of_a = a.__dict__
-    of_b = b.__dict__
-    same_call = of_a.get("_comparable_arguments") is of_b.get(
-        "_comparable_arguments"
-    )  # one is a shallow copy
-    if same_call and of_a["_modules"] is of_b["_modules"]:
+    attributes_a = a.__dict__
+    attributes_b = b.__dict__
+    arguments_a = attributes_a.get("_comparable_arguments")
+    arguments_b = attributes_b.get("_comparable_arguments")
+    # Both are the same objects if one encoding is a shallow copy of the other.
+    if arguments_a is arguments_b and attributes_a["_modules"] is attributes_b["_modules"]:
         return type(a) is type(b)
     return classes_and_arguments(a) == classes_and_arguments(b)
 

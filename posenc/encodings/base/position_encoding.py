@@ -198,8 +198,8 @@ class PositionEncoding(nn.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        new = [name for name, value in vars(cls).items() if _is_class_default(name, value)]
-        cls._class_defaults = tuple(dict.fromkeys([*cls._class_defaults, *new]))
+        new_defaults = [name for name, value in vars(cls).items() if _is_class_default(name, value)]
+        cls._class_defaults = tuple(dict.fromkeys([*cls._class_defaults, *new_defaults]))
         if "__init__" in vars(cls):
             cls.__init__ = with_checked_arguments(cls.__init__)  # type: ignore[method-assign]
         for method, places in _PLACES_OF_METHODS.items():
@@ -217,24 +217,25 @@ class PositionEncoding(nn.Module):
         """Build the encoding for a model. Arguments of the constructor that are not in `options`
         are taken from the fields of `shape` with the same name."""
         accepted = inspect.signature(cls).parameters
-        fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
+        shape_fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
         if set(options) - set(accepted):
             raise UnknownOption(cls.__name__, options, accepted)
         required = [
             n for n, p in accepted.items() if p.default is p.empty and p.kind in _PASSED_BY_NAME
         ]
-        missing = [name for name in required if name not in fields and name not in options]
+        missing = [name for name in required if name not in shape_fields and name not in options]
         if missing:
             raise TypeError(
                 f"{cls.__name__} needs {', '.join(missing)}: give a default, or an option as in "
-                f"{cls.__name__}:{missing[0]}=1. A model fills in {', '.join(fields)}."
+                f"{cls.__name__}:{missing[0]}=1. A model fills in {', '.join(shape_fields)}."
             )
-        from_shape = {name: fields[name] for name in accepted if name in fields}
-        return cls(**{**from_shape, **options})
+        shape_arguments = {name: shape_fields[name] for name in accepted if name in shape_fields}
+        return cls(**{**shape_arguments, **options})
 
     @property
     def num_parameters(self) -> int:
-        """Count the trainable parameters of one instance; shared parameters count once."""
+        """Return the number of elements of all parameters of one instance; a shared parameter
+        counts once."""
         return sum(p.numel() for p in self.parameters())
 
     def extra_repr(self) -> str:
