@@ -244,9 +244,9 @@ class KVCache:
 
     @explain_misfits
     def drop(self, start: int, stop: int) -> None:
-        """Remove the tokens with indices start .. stop - 1. The others keep their positions:
-        `shift` closes the gap. They keep their states, too: gates of FoX between a key and its
-        query still count the removed tokens.
+        """Remove the tokens with indices start to stop - 1. The other tokens keep their positions:
+        `shift` closes the gap. They keep their states, too: FoX's gates between a key and its query
+        still include those of the removed tokens.
 
         Raises: ValueError as `crop`.
         """
@@ -258,8 +258,8 @@ class KVCache:
             vars(self).update(vars(KVCache()))
             return
         state = self._buffers.get("state")
-        only_last = state is not None and state.shape[2] < self.length
-        if only_last and stop == self.length:
+        has_only_last_state = state is not None and state.shape[2] < self.length
+        if has_only_last_state and stop == self.length:
             raise ValueError(
                 "KVCache: it keeps the state of its newest token only, so that token cannot be "
                 "removed. Compute the tokens again with a new cache."
@@ -267,7 +267,7 @@ class KVCache:
         if stop < self.length:
             for buffers in (self._buffers, self._original_buffers):
                 for name, buffer in buffers.items():
-                    if name == "state" and only_last:
+                    if name == "state" and has_only_last_state:
                         continue
                     before = buffer[:, :, :start]
                     after = buffer[:, :, stop : self.length]
@@ -279,8 +279,8 @@ class KVCache:
     def _positions_without(
         self, positions: Tensor | range | None, start: int, stop: int
     ) -> Tensor | range | None:
-        """Return positions without those of tokens start .. stop - 1, as a range if they still are
-        one."""
+        """Return positions without those of the tokens start to stop - 1; a range if the remaining
+        ones are known to be consecutive."""
         if positions is None:
             return None
         if isinstance(positions, range) and stop == self.length:
@@ -298,17 +298,19 @@ class KVCache:
         """Add `delta` to the positions of the tokens from index `start` on.
 
         Cached keys become those that the encoding makes at the new positions, whatever scaling it
-        has: R(after) R(before)^-1 k for a rotation R. Any number of shifts rounds as one does; from
-        the first one on, the cache also keeps keys as they were made. Hidden states, and so values
-        and later layers, stay as they were computed.
+        has: R(after) R(before)^-1 k for a rotation R. Rounding does not grow with the number of
+        shifts: from the first shift on, the cache also keeps the keys as the encoding made them,
+        and later shifts are computed from these. Hidden states are not computed again, so what was
+        computed from them stays as it was: values, and later layers.
 
         Args:
-            delta: a whole number; for real positions also a real one. All components move alike.
+            delta: a whole number; for real positions also a real one. It is added to all components
+                of a position.
             start: index of the first token that moves.
 
-        Raises: ValueError where keys at other positions are not determined by the cached ones:
-        frequencies that depend on the length, positions that are part of hidden states, encodings
-        that do not say how to move keys.
+        Raises: ValueError if the cached keys do not determine the keys at other positions: with
+        frequencies that depend on the length, positions that are part of hidden states, or an
+        encoding that does not say how to move keys.
         """
         check_count("KVCache.shift", "start", start, 0, self.length)
         has_real_positions = (
@@ -327,10 +329,12 @@ class KVCache:
         if self._original_positions is not None:
             original_positions = self._original_positions
         original_positions = as_tensor(original_positions, self.k.device)
-        moved, originals = self._moved_buffers(encoding, start, original_positions, new_positions)
+        moved_buffers, original_buffers = self._moved_buffers(
+            encoding, start, original_positions, new_positions
+        )
         # Only now, so that an error above leaves the cache as it was.
-        self._buffers |= moved
-        self._original_buffers |= originals
+        self._buffers |= moved_buffers
+        self._original_buffers |= original_buffers
         self.positions_or_range = new_positions
         self._original_positions = original_positions
 

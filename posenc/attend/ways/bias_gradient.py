@@ -153,8 +153,8 @@ def _row_gradient(problem: Problem, inputs: ScoreInputs, grad_lse: Tensor | None
         # The gradients of a query's scores sum to that of its log-sum-exp, because its weights sum
         # to 1. The difference between this sum and that over the near entries is the gradient of
         # the far entries, which are one parameter: any of them gets it.
-        sum_of_all = 0 if grad_lse is None else grad_lse.to(row.dtype).sum((0, 2))
-        d_row[:, 0] += sum_of_all - d_row.sum(-1)
+        gradient_of_all = 0 if grad_lse is None else grad_lse.to(row.dtype).sum((0, 2))
+        d_row[:, 0] += gradient_of_all - d_row.sum(-1)
     return d_row.to(row.dtype)
 
 
@@ -346,22 +346,23 @@ def _hidden_or_padding(
 
 
 def _sum_along_diagonals(block_sums: Tensor, first_offset: int, q_len: int, row_len: int) -> Tensor:
-    """Return the gradient of the bias by falling distance, (num_heads, row_len), as sums along the
-    diagonals of sums of blocks.
+    """Return the gradient of the bias by falling distance, (num_heads, row_len): the sums along the
+    diagonals of `block_sums`.
 
-    block_sums: (offsets, num_heads, block, block); the first is that of `first_offset`, and each
-        next one that of the offset below.
+    block_sums: sums of the gradients of scores, (offsets, num_heads, size, size); the first is of
+        the blocks with `first_offset`, each further one of those with an offset less by 1.
     """
-    count, heads, block, _ = block_sums.shape
-    # Row i of the buffer is row block - 1 - i of the total shifted right by i, so that diagonals
+    num_offsets, heads, size, _ = block_sums.shape
+    # Row i of the buffer is row size - 1 - i of the sums shifted right by i, so that diagonals
     # become columns. The first column is for the last query and the first key of a block.
-    buffer = block_sums.new_zeros(count, heads, block, 2 * block)
-    strides = (heads * 2 * block**2, 2 * block**2, 2 * block + 1, 1)
+    buffer = block_sums.new_zeros(num_offsets, heads, size, 2 * size)
+    strides = (heads * 2 * size**2, 2 * size**2, 2 * size + 1, 1)
     buffer.as_strided(block_sums.shape, strides).copy_(block_sums.flip(2))
-    sums = buffer.sum(2).transpose(0, 1)  # (num_heads, count, 2 * block)
-    # The second half of each has the distances of the first half of the next one.
-    first, second = (half.flatten(1) for half in sums.split(block, -1))
-    joined = F.pad(first, (0, block)) + F.pad(second, (block, 0))
-    before = q_len - 1 - first_offset * block - (block - 1)  # of the first column in the row
-    after = row_len - before - joined.shape[1]
-    return F.pad(joined, (before, after))  # a negative number drops columns
+    diagonal_sums = buffer.sum(2).transpose(0, 1)  # (num_heads, num_offsets, 2 * size)
+    # The second half of each sum is for the same distances as the first half of the next one.
+    first_halves, second_halves = (half.flatten(1) for half in diagonal_sums.split(size, -1))
+    joined = F.pad(first_halves, (0, size)) + F.pad(second_halves, (size, 0))
+    # Entries of the row before the first column, and after the last one.
+    missing_before = q_len - 1 - first_offset * size - (size - 1)
+    missing_after = row_len - missing_before - joined.shape[1]
+    return F.pad(joined, (missing_before, missing_after))  # a negative number drops columns

@@ -67,9 +67,11 @@ def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
     layers = [_build_layer(spec, layer, shape) for layer in spec.layers]
     if len(layers) == 1:
         return layers[0]
-    built = dict(zip(spec.layers, layers, strict=True))  # a layer that appears twice is shared
+    encoding_by_layer = dict(
+        zip(spec.layers, layers, strict=True)
+    )  # a layer that appears twice is shared
     try:
-        return PerLayer([built[layer] for layer in spec.pattern], repeat=True)
+        return PerLayer([encoding_by_layer[layer] for layer in spec.pattern], repeat=True)
     except ValueError as error:
         raise spec.error(1, str(error)) from error
 
@@ -85,17 +87,17 @@ def build_if_named(
     """
     if not isinstance(encoding, str):
         return encoding
-    built = create(encoding, shape)
+    built_encoding = create(encoding, shape)
     # A field matters if the encoding for another value of it is another encoding.
     other_values = {"train_length": 3 * shape.train_length, "causal": not shape.causal}
     for field in unknown:
         other_shape = replace(shape, **{field: other_values[field]})
-        if not are_alike(built, create(encoding, other_shape)):
+        if not are_alike(built_encoding, create(encoding, other_shape)):
             raise ValueError(
                 f"{caller}: {encoding!r} is built from {field}, which {caller} does not know. Pass "
                 f"posenc.create({encoding!r}, posenc.ModelShape(..., {field}=...))."
             )
-    return built
+    return built_encoding
 
 
 def _build_layer(spec: Spec, parts: tuple[Part, ...], shape: ModelShape) -> PositionEncoding:
@@ -116,14 +118,14 @@ def _build_part(
     the text, and these before the registry's."""
     cls = class_of_part(spec, part)
     defaults = {} if part.attribute else entry(part.name_or_module).defaults
-    in_text = {option.key: option.value for option in part.options}
+    options_in_text = {option.key: option.value for option in part.options}
     try:
-        return cls.from_shape(shape, **{**defaults, **in_text, **options})
+        return cls.from_shape(shape, **{**defaults, **options_in_text, **options})
     except UnknownOption as error:
-        columns = {option.key: option.column for option in part.options}
-        if error.name not in columns:
+        column_by_option = {option.key: option.column for option in part.options}
+        if error.name not in column_by_option:
             raise
-        raise spec.error(columns[error.name], str(error)) from error
+        raise spec.error(column_by_option[error.name], str(error)) from error
     except (ValueError, TypeError) as error:
         for option in part.options:  # the first that the message names
             if re.search(rf"\b{re.escape(option.key)}\b", str(error)):
