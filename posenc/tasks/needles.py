@@ -115,12 +115,12 @@ def insert_facts(text: Sequence[int], facts: Sequence[tuple[float, Sequence[int]
     [7, 7, 1, 2, 7, 7]
     """
     with_facts: list[int] = []
-    done = 0  # tokens of the text that are in the result already
+    num_copied = 0  # tokens of the text that are in the result already
     for depth, tokens in sorted(facts, key=lambda fact: fact[0]):
         stop = round(depth * len(text))
-        with_facts += [*text[done:stop], *tokens]
-        done = stop
-    return [*with_facts, *text[done:]]
+        with_facts += [*text[num_copied:stop], *tokens]
+        num_copied = stop
+    return [*with_facts, *text[num_copied:]]
 
 
 class FactsInText(Task):

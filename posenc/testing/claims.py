@@ -56,8 +56,10 @@ def assert_permutation_invariance_as_claimed(make: Make) -> None:
 
     def attend(k: Tensor, v: Tensor, kv_positions: Tensor, kv_state: Tensor | None) -> Tensor:
         """Return the output of attention from the same queries to these keys and values."""
-        where: dict[str, Any] = {"q_positions": positions, "kv_positions": kv_positions}
-        out = attention(q, k, v, encoding, q_state=state, kv_state=kv_state, mask=mask, **where)
+        both_positions: dict[str, Any] = {"q_positions": positions, "kv_positions": kv_positions}
+        out = attention(
+            q, k, v, encoding, q_state=state, kv_state=kv_state, mask=mask, **both_positions
+        )
         assert isinstance(out, Tensor)
         return out
 
@@ -132,13 +134,13 @@ def assert_additive_as_claimed(make: Make) -> None:
     )
     state = encoding.state(x, positions)
     keys = k.repeat_interleave(2, 1) if encoding.claims.needs_raw_k else None
-    where = (q, keys, positions, positions, state, state)
+    tokens_and_states = (q, keys, positions, positions, state, state)
     added = []
     for scores in (torch.zeros(1, 4, length, length).double(), q @ q.mT):
-        added.append(add_term_to_scores(encoding, scores, *where) - scores)
+        added.append(add_term_to_scores(encoding, scores, *tokens_and_states) - scores)
     holds = not differs(*added)
     _assert_claimed_right("additive", encoding.claims.additive, holds)
-    term = encoding.term(*as_tokens(*where))
+    term = encoding.term(*as_tokens(*tokens_and_states))
     if term is not None and term.additive:
         _assert_claimed_right("the term's additive", True, holds)
 
@@ -190,12 +192,12 @@ def assert_own_scale_as_claimed(make: Make) -> None:
         positions = torch.full_like(successive_positions(encoding, length), place)
         state = encoding.state(x, positions)
 
-        where: dict[str, Any] = {"q_positions": positions, "kv_positions": positions}
-        with_state = {**where, "q_state": state, "kv_state": state}
+        same_positions: dict[str, Any] = {"q_positions": positions, "kv_positions": positions}
+        positions_and_state = {**same_positions, "q_state": state, "kv_state": state}
         with torch.no_grad():
             plain = without_position(encoding.claims.num_axes)
-            expected = _gain_of_doubled_queries(q, k, plain, where)
-            gain = _gain_of_doubled_queries(q, k, encoding, with_state)
+            expected = _gain_of_doubled_queries(q, k, plain, same_positions)
+            gain = _gain_of_doubled_queries(q, k, encoding, positions_and_state)
         if with_itself_only:
             token = torch.arange(length)
             expected = expected[token, :, token]

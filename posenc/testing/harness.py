@@ -275,14 +275,22 @@ def pair_scores(
         return split_heads(embedded, shape), encoding.state(embedded, positions)
 
     (q, q_state), (k, kv_state) = split(x_q, q_positions), split(x_k, kv_positions)
-    where: dict[str, Any] = {"q_positions": q_positions, "kv_positions": kv_positions}
-    states: dict[str, Any] = {"q_state": q_state, "kv_state": kv_state}
+    given_positions: dict[str, Any] = {"q_positions": q_positions, "kv_positions": kv_positions}
+    given_states: dict[str, Any] = {"q_state": q_state, "kv_state": kv_state}
     mask = None if one_key else _OWN_KEY
-    if mask is not None and encoding.claims.num_axes > 1:  # the places of queries are not the keys'
+    if mask is not None and encoding.claims.num_axes > 1:  # has no order: bind indices
         mask = mask.bind(range(len(q_steps)), range(len(q_steps)))
-    how: dict[str, Any] = {"mask": mask, "impl": "reference"}
-    acting = encoding.for_layer(0)
-    _, scores = attention(q, k, k, acting, return_lse=True, **where, **states, **how)
+    _, scores = attention(
+        q,
+        k,
+        k,
+        encoding.for_layer(0),
+        mask=mask,
+        impl="reference",
+        return_lse=True,
+        **given_positions,
+        **given_states,
+    )
     return scores
 
 

@@ -49,11 +49,13 @@ def encoding_outputs(
     positions = successive_positions(encoding, length, offset)
     x = random_embeddings(length, shape=shape, dtype=rounded_to).to(dtype)
     q, k, v = (t.to(dtype) for t in random_qkv(length, shape=shape, dtype=rounded_to))
-    acting = encoding.for_layer(0)
-    state = acting.state(x, positions)
-    where: dict[str, Any] = {"q_positions": positions, "kv_positions": positions}
+    layer_encoding = encoding.for_layer(0)
+    state = layer_encoding.state(x, positions)
+    same_positions: dict[str, Any] = {"q_positions": positions, "kv_positions": positions}
     mask = masks.causal if causal else None
-    out = attention(q, k, v, acting, q_state=state, kv_state=state, mask=mask, **where)
+    out = attention(
+        q, k, v, layer_encoding, q_state=state, kv_state=state, mask=mask, **same_positions
+    )
     assert isinstance(out, Tensor)
     return encoding.embed(x, positions), out
 
@@ -103,38 +105,44 @@ def assert_inputs_are_not_written_to(make: Make) -> None:
     inputs = {"x": x, "positions": positions, "q": q, "k": k, "v": v}
     before = {name: tensor.clone() for name, tensor in inputs.items()}
     encoding.embed(x, positions)
-    acting = encoding.for_layer(0)
-    state = acting.state(x, positions)
-    where: dict[str, Any] = {"q_positions": positions, "kv_positions": positions}
-    attention(q, k, v, acting, q_state=state, kv_state=state, mask=masks.causal, **where)
+    layer_encoding = encoding.for_layer(0)
+    state = layer_encoding.state(x, positions)
+    same_positions: dict[str, Any] = {"q_positions": positions, "kv_positions": positions}
+    attention(
+        q, k, v, layer_encoding, q_state=state, kv_state=state, mask=masks.causal, **same_positions
+    )
     for name, tensor in inputs.items():
         assert torch.equal(tensor, before[name]), f"{name} has other values after a call"
 
 
 def assert_float32_is_precise(make: Make) -> None:
-    """Check float32 against float64, from positions 0 and 5,000 on."""
+    """Check that results in float32 are near those in float64, at positions from 0 and from 5,000
+    on."""
     check_precision(make, torch.float32)
     check_precision(make, torch.float32, offset=5000)
 
 
 def assert_bfloat16_is_precise_far_out(make: Make) -> None:
-    """Check bfloat16 against float64, at positions from 0 and from 8,192 on. bfloat16 rounds 8,193
-    to 8,192, so positions must not be kept in it."""
+    """Check that results in bfloat16 are near those in float64, at positions from 0 and from 8,192
+    on. bfloat16 rounds 8,193 to 8,192, so positions must not be kept in it."""
     check_precision(make, torch.bfloat16)
     check_precision(make, torch.bfloat16, offset=8192)
 
 
 def assert_bfloat16_is_precise_at_far_distances(make: Make) -> None:
-    """Check bfloat16 against float64 for queries that see only keys 8,192 positions before them."""
+    """Check that results in bfloat16 are near those in float64, for queries that see only keys
+    8,192 positions before them."""
     model, x, positions = build_example(make, dtype=torch.bfloat16)
     length = len(positions)
-    half = length // 2
+    first_far_query = length // 2
     limit = model.encoding.claims.max_positions
     gap = 8192 if limit is None else max(0, min(8192, limit - length))
-    positions[half:] += gap
-    far = masks.Mask(lambda pairs: (pairs.q_idx >= half) & (pairs.kv_idx < half))
-    got = model(x, positions, far).double()
-    want = copy.deepcopy(model).double()(x.double(), positions, far)
+    positions[first_far_query:] += gap
+    far_keys_only = masks.Mask(
+        lambda pairs: (pairs.q_idx >= first_far_query) & (pairs.kv_idx < first_far_query)
+    )
+    got = model(x, positions, far_keys_only).double()
+    want = copy.deepcopy(model).double()(x.double(), positions, far_keys_only)
     # The layer also rounds its projections, once each.
     bound = 2 * torch.finfo(torch.bfloat16).eps * max(1.0, want.abs().max().item())
     error = (got - want).abs().max().item()
@@ -146,9 +154,9 @@ class _ForbidHalfPrecision(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        for made in tree_leaves(out):
-            half = isinstance(made, Tensor) and made.dtype in (torch.bfloat16, torch.float16)
-            assert not half, f"{func} makes {made.dtype} of float32 inputs"
+        for tensor in tree_leaves(out):
+            is_half = isinstance(tensor, Tensor) and tensor.dtype in (torch.bfloat16, torch.float16)
+            assert not is_half, f"{func} makes {tensor.dtype} of float32 inputs"
         return out
 
 
@@ -161,7 +169,7 @@ def assert_float32_is_never_halved(make: Make) -> None:
 
 
 def assert_float16_is_precise(make: Make) -> None:
-    """Check float16 against float64, from position 500 on."""
+    """Check that results in float16 are near those in float64, at positions from 500 on."""
     check_precision(make, torch.float16, offset=500)
 
 

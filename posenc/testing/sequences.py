@@ -114,8 +114,8 @@ def assert_earlier_calls_leave_no_trace(make: Make) -> None:
     results = []
     for calls in ([here], [positions.roll(1, 0), here]):
         plain = build_layer(make)
-        acting = plain.encoding.for_layer(0)  # itself, and no prepared copy
-        outs = [plain.attention(x, p, mask=masks.causal, encoding=acting) for p in calls]
+        layer_encoding = plain.encoding.for_layer(0)  # itself, and no prepared copy
+        outs = [plain.attention(x, p, mask=masks.causal, encoding=layer_encoding) for p in calls]
         results.append(outs[-1])
     assert torch.equal(*results), "another result after as many tokens at other positions"
 

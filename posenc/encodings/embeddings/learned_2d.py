@@ -22,8 +22,7 @@ class Learned2D(AddedEmbedding):
 
     x[r, c] += weight[r * width + c]
 
-    A token whose row or column is NaN (a class token, see posenc.positions.grid) gets zeros; the
-    token itself can be learned.
+    A token whose row or column is NaN (a class token, see posenc.positions.grid) gets zeros.
 
     Args:
         height, width: the grid, in patches.

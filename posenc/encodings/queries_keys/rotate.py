@@ -14,8 +14,8 @@ from posenc.arguments import explain_misfits
 from posenc.encodings.numerics.precision import at_least_float32
 
 MAX_TORCH_OPS_ELEMENTS = 1 << 12
-"""Maximum elements of q and k together that plain operations rotate on the CPU: for so few, they
-are faster than a node of autograd written in Python."""
+"""Number of elements of q and k together up to which the CPU rotates by plain operations of torch:
+for so few, they are faster than a node of autograd written in Python."""
 STRIP_ELEMENTS = 1 << 17
 """Elements rotated at a time on the CPU, so that intermediate results stay in its cache: 512 KiB in
 float32."""
