@@ -197,16 +197,19 @@ class LearnedPositionEmbedding(PositionLayer):
         if self.growth is None:
             rows = ops.take(weight, index, axis=0)
         elif self.growth == "interpolate":
-            lower, upper, share = self._source_rows
-            rows = (ops.convert_to_tensor(r, "int32") for r in (lower, upper))
-            low, high = (ops.take(weight, ops.take(r, index), axis=0) for r in rows)
-            share = ops.take(ops.convert_to_tensor(share, weight.dtype), index)[..., None]
-            rows = (1 - share) * low + share * high
+            lower, upper, upper_weights = self._source_rows
+            lower_index = ops.take(ops.convert_to_tensor(lower, "int32"), index)
+            upper_index = ops.take(ops.convert_to_tensor(upper, "int32"), index)
+            upper_weights = ops.convert_to_tensor(upper_weights, weight.dtype)
+            upper_weight = ops.take(upper_weights, index)[..., None]
+            lower_row = ops.take(weight, lower_index, axis=0)
+            upper_row = ops.take(weight, upper_index, axis=0)
+            rows = (1 - upper_weight) * lower_row + upper_weight * upper_row
         else:
-            digit = (weight - self.alpha * weight[:1]) / (1 - self.alpha)
-            high = ops.take(digit, index // self.max_positions, axis=0)
-            low = ops.take(digit, index % self.max_positions, axis=0)
-            rows = self.alpha * high + (1 - self.alpha) * low
+            digit_vectors = (weight - self.alpha * weight[:1]) / (1 - self.alpha)
+            of_high_digit = ops.take(digit_vectors, index // self.max_positions, axis=0)
+            of_low_digit = ops.take(digit_vectors, index % self.max_positions, axis=0)
+            rows = self.alpha * of_high_digit + (1 - self.alpha) * of_low_digit
         return ops.where(ops.expand_dims(inside, -1), rows, float("nan"))
 
     def embed(self, x: Any, positions: Any, start_index: Any) -> Any:

@@ -278,7 +278,7 @@ def pair_scores(
     given_positions: dict[str, Any] = {"q_positions": q_positions, "kv_positions": kv_positions}
     given_states: dict[str, Any] = {"q_state": q_state, "kv_state": kv_state}
     mask = None if one_key else _OWN_KEY
-    if mask is not None and encoding.claims.num_axes > 1:  # has no order: bind indices
+    if mask is not None and encoding.claims.num_axes > 1:  # their order is that of indices
         mask = mask.bind(range(len(q_steps)), range(len(q_steps)))
     _, scores = attention(
         q,
