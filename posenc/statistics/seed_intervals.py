@@ -208,10 +208,8 @@ class PairwiseComparison:
         """
         largest_value = max(abs(v) for by_seed in self.values.values() for v in by_seed.values())
         least_variance = self.resolution**2
-        are_copies = (
-            not max(self._fit.variance, least_variance)
-            > (LARGEST_ROUNDING_DEVIATION * largest_value) ** 2
-        )
+        rounding_variance = (LARGEST_ROUNDING_DEVIATION * largest_value) ** 2
+        are_copies = max(self._fit.variance, least_variance) <= rounding_variance
         if self.level is None or are_copies:
             return np.full(np.shape(variance), math.inf)
         freedom = self.degrees_of_freedom + (self.prior.degrees_of_freedom if self.prior else 0)

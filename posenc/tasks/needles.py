@@ -65,8 +65,9 @@ def draw_needle_puzzle(
 
     draw_needle_puzzle(random, 0.5) -> Puzzle(facts=((0.5, (0, 1)),), question=(0,), answer=(1,))
     """
-    places = [*[depth] * (1 + num_beside), *random.uniform(0, 1, num_pairs - 1 - num_beside)]
-    facts = tuple((float(at), (i, num_pairs + i)) for i, at in enumerate(places))
+    depths = [float(depth)] * (1 + num_beside)
+    depths += random.uniform(0, 1, num_pairs - 1 - num_beside).tolist()
+    facts = tuple((at, (i, num_pairs + i)) for i, at in enumerate(depths))
     if num_beside:  # facts at one depth stay in their order
         facts = tuple(facts[i] for i in random.permutation(num_pairs).tolist())
     return Puzzle(facts, (0,), (num_pairs,))

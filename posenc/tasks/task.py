@@ -157,14 +157,14 @@ class Task(ABC):
         """Raise ValueError for lengths at which the task has no sequences: below its minimum, above
         its maximum, or a test shorter than the training length. The message names the option of the
         length."""
-        for option, length, least in (
-            ("--train-length", train_length, self.min_train_length),
-            *(("--test-lengths", length, train_length) for length in test_lengths),
-        ):
-            if length < least or (self.max_length is not None and length > self.max_length):
-                most = "" if self.max_length is None else f" to {self.max_length:,}"
+        lengths_and_minima = [("--train-length", train_length, self.min_train_length)]
+        lengths_and_minima += [("--test-lengths", length, train_length) for length in test_lengths]
+        for option, length, least in lengths_and_minima:
+            is_too_long = self.max_length is not None and length > self.max_length
+            if length < least or is_too_long:
+                upper_end = "or more" if self.max_length is None else f"to {self.max_length:,}"
                 raise ValueError(
-                    f"{option}: the task {self.name} takes {least:,}{most or ' or more'} "
+                    f"{option}: the task {self.name} takes {least:,} {upper_end} "
                     f"{self.length_unit}, got {length:,}."
                 )
 
