@@ -143,7 +143,7 @@ def test_the_task_of_timm_runs(monkeypatch):
         models.__dict__["VisionTransformer"] = VisionTransformer
         monkeypatch.setitem(sys.modules, "timm", types.ModuleType("timm"))
         monkeypatch.setitem(sys.modules, "timm.models", models)
-    positions = [block.attn._grid.positions() for block in run("timm")["vit"].blocks]
+    positions = [block.attn._grid.compute() for block in run("timm")["vit"].blocks]
     assert all(p[0].isnan().all() for p in positions)
     assert [p.tolist()[1:3] for p in positions] == [[[0, 0], [0, 1]]] * 2
 

@@ -97,7 +97,7 @@ def test_dinov3s_rotation_is_timms(case: Case):
 def test_each_layer_gets_the_coordinates_that_its_encoding_declares():
     cells = posenc.AxialRoPE(8, interleaved=False)
     model = attach_to_vit(Vit(), posenc.PerLayer([DINO, cells]))
-    first, second = (block.attn._grid.positions() for block in model.blocks)
+    first, second = (block.attn._grid.compute() for block in model.blocks)
     torch.testing.assert_close(
         first, posenc.positions.normalized_grid(2, 3, class_tokens=1), equal_nan=True
     )
@@ -253,7 +253,7 @@ def test_timms_model_feels_positions(name, vit):
     attach_to_vit(vit, encoding)
     assert (vit(PIXELS) - stock).abs().max() > 1e-4
     if name == "axial_rope":
-        places = vit.blocks[0].attn._grid.positions()
+        places = vit.blocks[0].attn._grid.compute()
         assert places[:3].isnan().all() and places.tolist()[3] == [0, 0]
         assert places.tolist()[-1] == [3, 3]
 
