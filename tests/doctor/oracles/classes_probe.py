@@ -26,6 +26,7 @@ import sys
 import warnings
 
 import transformers
+from transformers.models.auto import configuration_auto
 
 SIZES = (
     "hidden_size num_attention_heads head_dim max_position_embeddings num_hidden_layers "
@@ -50,6 +51,10 @@ def main():
             is_config = inspect.isclass(kind) and issubclass(kind, BASE)
             if is_config and kind.__module__ == name and kind.model_type:
                 classes[kind.model_type] = description(kind, info.name)
+    by_class = {said["class"]: said for said in classes.values()}
+    for model_type, class_name in configuration_auto.CONFIG_MAPPING_NAMES.items():
+        if class_name in by_class:  # AutoConfig may know a class by another name than its own
+            classes.setdefault(model_type, by_class[class_name])
     json.dump({"version": transformers.__version__, "classes": classes}, answer_to, default=str)
 
 

@@ -92,6 +92,9 @@ NEEDS = {
 """What a class wants to be told with other sizes."""
 
 
+NOT_SEEN = ("phimoe",)
+"""Families whose module keeps its frequencies in no buffer in transformers 4, so that no probe sees
+them."""
 OTHER_HEADS = ("deepseek_v4", "mistral4")
 """Families whose rotated part has a size of its own, to which SIZES do not fit."""
 
@@ -157,6 +160,8 @@ def difference(asked: Asked, known: ComputedPositions, model: Model) -> str:
         return ""  # that sections do not add up, some releases notice in attention only
     if (answer.error is None) != (known.error is None):
         return f"{'refused' if answer.error else 'computed'}: {answer.error or known.error}"
+    if not answer.layers and model.model_type in NOT_SEEN:
+        return ""
     for kind, layer in known.layers.items():
         same = answer.layers.get(kind, answer.layers.get("all"))
         if same is None:
