@@ -46,13 +46,13 @@ def curve_plots(outcome: Outcome) -> Iterator[Plot]:
         look = {"styles": styles, "ticks": ticks, "train_length": train_length}
         return Chart(data, partial(curves_by_length, **look))
 
-    where = "position in the window, tokens"
+    position_label = "position in the window, tokens"
     by_position = {
         name: dict(zip(middles, _means(evaluation.by_position), strict=True))
         for name, evaluation in evaluations.items()
     }
     yield Plot(
-        curve_chart(where, "loss, nats per token", by_position, edges[1:]),
+        curve_chart(position_label, "loss, nats per token", by_position, edges[1:]),
         "Loss by position, mean of each bucket; lower is better.",
         name="loss-by-position",
     )
@@ -73,7 +73,7 @@ def curve_plots(outcome: Outcome) -> Iterator[Plot]:
     }
     if entropies:
         yield Plot(
-            curve_chart(where, "entropy of attention, nats", entropies, edges[1:]),
+            curve_chart(position_label, "entropy of attention, nats", entropies, edges[1:]),
             "Mean entropy of attention over layers and heads: how widely a token looks. Its "
             "exponential is a number of tokens: 3 nats are about 20.",
             name="attention-entropy",

@@ -232,7 +232,7 @@ class FrequencySearch:
         """
         self.tried.clear()
         began = time.perf_counter()
-        before = len(self.scored)
+        num_scored_before = len(self.scored)
         for generation in itertools.count():
             for genome in self._children(generation) if generation else self._seeds():
                 if self.tried and len(self.tried) >= num_tries:
@@ -240,7 +240,9 @@ class FrequencySearch:
                 self._score_and_count(genome)
                 best = self._best_tried(1)[0].score
                 fraction_done = min(1.0, len(self.tried) / max(1, num_tries))
-                seconds_each = (time.perf_counter() - began) / max(1, len(self.scored) - before)
+                seconds_each = (time.perf_counter() - began) / max(
+                    1, len(self.scored) - num_scored_before
+                )
                 seconds_left = max(0, num_tries - len(self.tried)) * seconds_each
                 status = (
                     f"search, {len(self.tried)} tried, best {best:.3f}, "

@@ -25,14 +25,14 @@ def best_method(measured: Measured, options: Options) -> str | None:
 
     Every bucket counts the same, so that neither the short range nor the long one is sacrificed.
     """
-    allowed = {
+    loss_by_method = {
         name: evaluation.mean_over_buckets()
         for name, (variant, evaluation) in measured.items()
         if name != "none"
         and not variant.needs_special_runtime
         and (variant.cache_safe or options.allow_cache_unsafe)
     }
-    return min(allowed, key=lambda name: allowed[name], default=None)
+    return min(loss_by_method, key=lambda name: loss_by_method[name], default=None)
 
 
 def recommend(
@@ -232,15 +232,15 @@ def _retrieval_remark(chosen: Evaluation) -> str:
 def _better_map_remark(measured: Measured, chosen: Evaluation) -> str:
     """Return a sentence, after a space, on the best position map, which no stock tool runs, if its
     mean loss is lower than that of the chosen method; else ""."""
-    maps = {
+    loss_by_map = {
         name: evaluation.mean_over_buckets()
         for name, (variant, evaluation) in measured.items()
         if variant.needs_special_runtime and variant.window is None
     }
-    best_map = min(maps, key=lambda name: maps[name], default=None)
+    best_map = min(loss_by_map, key=lambda name: loss_by_map[name], default=None)
     if best_map is None:
         return ""
-    gain = chosen.mean_over_buckets() - maps[best_map]
+    gain = chosen.mean_over_buckets() - loss_by_map[best_map]
     if not gain > DECISIVE_DIFFERENCE:  # written with "not", so that a NaN gives no remark
         return ""
     return (

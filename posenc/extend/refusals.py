@@ -240,12 +240,12 @@ def _check_method_can_be_written(checkpoint: Checkpoint, method: str, options: O
 
 def _why_no_dual_chunk(checkpoint: Checkpoint, options: Options) -> str | None:
     """Return why vLLM could not run this model with dual chunk attention, or None."""
-    kind = checkpoint.config.model_type
+    model_type = checkpoint.config.model_type
     setting = checkpoint.rope_settings[0]
-    if kind not in DUAL_CHUNK_READERS:
+    if model_type not in DUAL_CHUNK_READERS:
         return (
             f"vLLM reads dual_chunk_attention_config for {', '.join(DUAL_CHUNK_READERS)}, and not "
-            f"for a {kind} model"
+            f"for a {model_type} model"
         )
     if setting.scaling is not None or setting.compression != 1.0:
         return "vLLM's dual chunk attention knows the plain rotation only, and this one is scaled"
@@ -260,17 +260,17 @@ def _why_not_extendable(checkpoint: Checkpoint) -> str | None:
     """Return why no method can extend this model, or need not, by its config and code; else
     None."""
     config = checkpoint.config
-    rotary = checkpoint.rope_settings
+    rope_settings = checkpoint.rope_settings
     if getattr(config, "alibi", False):
         return "it has ALiBi instead of a rotation, whose bias is defined at any distance"
-    if rotary and (reason := _why_rotation_not_stretchable(checkpoint)):
+    if rope_settings and (reason := _why_rotation_not_stretchable(checkpoint)):
         return reason
-    if frequencies_differ(checkpoint.model, rotary):
+    if frequencies_differ(checkpoint.model, rope_settings):
         return (
             f"a {config.model_type} model runs other frequencies than its rotary keys say to other "
             "models"
         )
-    if reason := _why_no_untrained_distance(config, rotates=bool(rotary)):
+    if reason := _why_no_untrained_distance(config, rotates=bool(rope_settings)):
         return reason
     if getattr(config, "layer_rope_theta", None):
         return (
@@ -320,15 +320,15 @@ def _why_scale_unknown(config: Any) -> str | None:
     rotary_keys = getattr(config, "rope_parameters", None) or {}
     by_layer_kind = [keys for keys in rotary_keys.values() if isinstance(keys, dict)]
     for keys in by_layer_kind or [rotary_keys]:
-        kind = keys.get("rope_type", "default")
+        rope_type = keys.get("rope_type", "default")
         if (
             keys.get("mscale_all_dim")
-            and kind not in MSCALE_ALL_DIM_TYPES
+            and rope_type not in MSCALE_ALL_DIM_TYPES
             and config.model_type not in HUNYUAN
         ):
             return (
-                f"its rotary keys have mscale_all_dim with rope_type {kind}, and its effect on the "
-                "scale of the scores is known only for yarn"
+                f"its rotary keys have mscale_all_dim with rope_type {rope_type}, and its effect "
+                "on the scale of the scores is known only for yarn"
             )
     return None
 

@@ -229,13 +229,13 @@ def passkeys_not_found_warning(grids: Sequence[Mapping[tuple[int, float], float]
 
 def _proof_facts(proof: Proof) -> dict[str, object]:
     """Return the findings of the fresh process as texts, by the quantity that it compared."""
-    padded = proof.padding_error
+    padding_error = proof.padding_error
     return {
         "largest relative error of a frequency": f"{proof.inv_freq_error:.1e}",
         "largest difference of a logit": f"{proof.logits_error:.1e}",
         "step-by-step decoding against one pass": f"{proof.decode_error:.1e}",
         "rows of a padded batch against each by itself": (
-            "not compared" if padded is None else f"{padded:.1e}"
+            "not compared" if padding_error is None else f"{padding_error:.1e}"
         ),
         "tokens generated past the old length": proof.generated,
     }
@@ -245,7 +245,7 @@ def facts_of(outcome: Outcome) -> dict[str, Any]:
     """Return all that was measured, recommended and written, by the keys of --json. Losses are in
     nats per token. A number that could not be measured is NaN, as for a learned table all positions
     beyond its last row."""
-    short = outcome.short_text_rises()
+    short_text_rises = outcome.short_text_rises()
     measured = {}
     for name, evaluation in outcome.evaluations().items():
         variant = outcome.measured[name][0] if name in outcome.measured else None
@@ -254,7 +254,7 @@ def facts_of(outcome: Outcome) -> dict[str, Any]:
             "stock_tools_load_it": variant is None or not variant.needs_special_runtime,
             "cache_is_exact": variant is None or variant.cache_safe,
             **_facts_of_evaluation(evaluation, outcome),
-            "short_text_rise": short.get(name),
+            "short_text_rise": short_text_rises.get(name),
         }
     return {
         "folder": str(outcome.checkpoint.folder),

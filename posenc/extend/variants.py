@@ -137,9 +137,9 @@ def _search_for_variant(
     """Search frequencies, or go on with a search that was stopped; return the variant with the
     best."""
     state = None if options.state is None else options.state / "search.json"
-    masked = mask_token_id(checkpoint.folder) if checkpoint.masked else None
+    mask_token = mask_token_id(checkpoint.folder) if checkpoint.masked else None
     search = FrequencySearch(
-        LossReader(checkpoint.model, masked),
+        LossReader(checkpoint.model, mask_token),
         checkpoint.rope_settings,
         fitting.take(NUM_SEARCH_WINDOWS),
         checkpoint.trained_length,
@@ -166,17 +166,17 @@ def measure_variant(
         for n in _doublings(train_length // 4, windows.tokens.shape[1])
         if options.targets < n <= longest
     ]
-    masked = mask_token_id(checkpoint.folder) if checkpoint.masked else None
-    passkey, tasks = _task_grids(tuple(lengths), options, encode)
+    mask_token = mask_token_id(checkpoint.folder) if checkpoint.masked else None
+    passkey_grid, task_grid = _task_grids(tuple(lengths), options, encode)
     # Neither a masked model nor a window is asked for what stands far back.
-    only_losses = masked is not None or variant.window is not None
+    only_losses = mask_token is not None or variant.window is not None
     if only_losses:
         context_lengths = []
-        passkey = None
-        tasks = None
+        passkey_grid = None
+        task_grid = None
     with variant.applied() as model:
         reader = LossReader(
-            model, masked, not variant.cache_safe, variant.max_tokens, variant.window
+            model, mask_token, not variant.cache_safe, variant.max_tokens, variant.window
         )
         return measure_losses_and_tasks(
             reader,
@@ -184,8 +184,8 @@ def measure_variant(
             train_length,
             context_lengths=tuple(context_lengths),
             num_targets=options.targets,
-            passkey_grid=passkey,
-            task_grid=tasks,
+            passkey_grid=passkey_grid,
+            task_grid=task_grid,
             reads_short_texts=variant.window is None,
             measures_entropy=not variant.needs_special_runtime,
             progress=progress,
@@ -198,13 +198,13 @@ def _task_grids(
     """Return the passkeys and the tasks in words that --task asks for, at these lengths in tokens;
     None for one that is not asked for. encode: None without a tokenizer."""
     names = parse_task_names(options.task)
-    passkey: PasskeyGrid | None = None
+    passkey_grid: PasskeyGrid | None = None
     if PASSKEY in names:
-        passkey = PasskeyGrid(lengths, trials=options.task_trials)
+        passkey_grid = PasskeyGrid(lengths, trials=options.task_trials)
     if encode is None:
-        return passkey, None
+        return passkey_grid, None
     in_words = tuple(name for name in names if name != PASSKEY)
-    return passkey, TaskGrid(in_words, lengths, encode, options.task_trials)
+    return passkey_grid, TaskGrid(in_words, lengths, encode, options.task_trials)
 
 
 def _doublings(start: int, stop: int) -> list[int]:
@@ -307,10 +307,10 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
     train_length = checkpoint.trained_length
     # Chosen, not derived.
     window = train_length // 2
-    chunk = train_length * 3 // 4
-    local = train_length // 16
+    chunk_size = train_length * 3 // 4
+    local_window = train_length // 16
     # The fewest tokens per group with which the last one is within the training length.
-    group = max(2, -(-(target - window) // (train_length - window)))
+    group_size = max(2, -(-(target - window) // (train_length - window)))
     scaling = setting.scaling
     if scaling is None and setting.compression != 1.0:
         scaling = Linear(setting.compression)
@@ -322,16 +322,16 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
         "scaling": scaling,
     }
     maps = {
-        "self-extend": SelfExtend(**rope_arguments, window=window, group_size=group),
+        "self-extend": SelfExtend(**rope_arguments, window=window, group_size=group_size),
         "rerope": ReRoPE(**rope_arguments, window=window),
-        DUAL_CHUNK: DualChunk(**rope_arguments, chunk_size=chunk, local_window=local),
+        DUAL_CHUNK: DualChunk(**rope_arguments, chunk_size=chunk_size, local_window=local_window),
     }
     summaries = {
-        "self-extend": f"exact to {window} tokens, then groups of {group}",
+        "self-extend": f"exact to {window} tokens, then groups of {group_size}",
         "rerope": f"distances stop at {window} tokens",
-        DUAL_CHUNK: f"chunks of {chunk} tokens",
+        DUAL_CHUNK: f"chunks of {chunk_size} tokens",
     }
-    sizes = {"chunk_size": chunk, "local_size": local}
+    sizes = {"chunk_size": chunk_size, "local_size": local_window}
     server_keys = {DUAL_CHUNK: {"dual_chunk_attention_config": sizes}}
     return [
         Variant(

@@ -124,29 +124,33 @@ def lengthened_table(model: Any, method: str, length: int) -> Iterator[nn.Module
     assert table is not None
     module = table.module
     weight = module.weight
-    rows = module.num_embeddings
+    rows_before = module.num_embeddings
     config = model.config
-    maximum = getattr(config, table.key)
+    max_positions_before = getattr(config, table.key)
     # Older GPT-2 configs say the length twice, and llama.cpp's converter reads the other one.
-    keys = [key for key in (table.key, "n_ctx") if getattr(config, key, None) == maximum]
+    keys = [
+        key for key in (table.key, "n_ctx") if getattr(config, key, None) == max_positions_before
+    ]
     with torch.no_grad():
-        longer = METHODS[method].lengthen(weight.detach(), length, offset_rows=table.offset_rows)
-    before = table.length + table.counted_rows
-    after = length + table.counted_rows
-    buffers = _position_buffers(model, before)
-    module.weight = nn.Parameter(longer)
-    module.num_embeddings = len(longer)
+        longer_weight = METHODS[method].lengthen(
+            weight.detach(), length, offset_rows=table.offset_rows
+        )
+    length_before = table.length + table.counted_rows
+    length_after = length + table.counted_rows
+    buffers = _position_buffers(model, length_before)
+    module.weight = nn.Parameter(longer_weight)
+    module.num_embeddings = len(longer_weight)
     for key in keys:
-        setattr(config, key, after)
+        setattr(config, key, length_after)
     for owner, name, buffer in buffers:
-        setattr(owner, name, _longer_buffer(name, buffer, after))
+        setattr(owner, name, _longer_buffer(name, buffer, length_after))
     try:
         yield model
     finally:
         module.weight = weight
-        module.num_embeddings = rows
+        module.num_embeddings = rows_before
         for key in keys:
-            setattr(config, key, maximum)
+            setattr(config, key, max_positions_before)
         for owner, name, buffer in buffers:
             setattr(owner, name, buffer)
 

@@ -149,13 +149,13 @@ def settings_applied(
         for name in _CHANGED_CONFIG_KEYS
         if hasattr(config, name)
     }
-    rescaled = any(s.mscale_all_dim for s in settings)
-    scales = configured_score_scales(model) if rescaled else {}
+    changes_score_scales = any(s.mscale_all_dim for s in settings)
+    scales = configured_score_scales(model) if changes_score_scales else {}
     try:
         write_settings(config, settings, max_positions)
         _refuse_invalid_config(config)
         rebuild_rotary_modules(model)
-        if rescaled:
+        if changes_score_scales:
             _set_score_scales(configured_score_scales(model))
         if frequencies_differ(model, settings):
             raise ValueError(
@@ -185,7 +185,7 @@ def rotation_dropped(model: Any, max_positions: int) -> Iterator[nn.Module]:
     config = model.config
     layers = attentions_with_rope_switch(model)
     before = [config.no_rope_layers, config.max_position_embeddings]
-    rotated = [layer.use_rope for layer in layers]
+    switches_before = [layer.use_rope for layer in layers]
     try:
         config.no_rope_layers = [0] * len(layers)  # 1 for a layer that rotates
         config.max_position_embeddings = max_positions
@@ -194,5 +194,5 @@ def rotation_dropped(model: Any, max_positions: int) -> Iterator[nn.Module]:
         yield model
     finally:
         config.no_rope_layers, config.max_position_embeddings = before
-        for layer, use in zip(layers, rotated, strict=True):
+        for layer, use in zip(layers, switches_before, strict=True):
             layer.use_rope = use

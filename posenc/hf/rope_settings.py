@@ -253,14 +253,14 @@ def _scaling_keys(
     """Return the rope type and the keys that belong to it: rope_parameters without the fraction of
     rotated channels. The arguments are those of `rope_parameters`."""
     scaling = setting.scaling
-    compressed = setting.compression != 1.0
+    is_compressed = setting.compression != 1.0
 
     # Every family has the types longrope and default.
     if isinstance(scaling, LongRoPE):
         return _longrope_keys(setting, scaling)
-    if scaling is None and not compressed:
+    if scaling is None and not is_compressed:
         return {"rope_type": "default"}
-    if isinstance(scaling, NTK) and not compressed:
+    if isinstance(scaling, NTK) and not is_compressed:
         base = ntk_theta(setting.rope_theta, scaling.factor, setting.rotary_dim)
         return {"rope_type": "default", "rope_theta": base}
     if only_longrope:
@@ -271,7 +271,7 @@ def _scaling_keys(
         return {"rope_type": "linear", "factor": setting.compression}
     if isinstance(scaling, Linear):
         return {"rope_type": "linear", "factor": scaling.factor * setting.compression}
-    if compressed:  # no rope type has the rest on top of a linear scaling
+    if is_compressed:  # no rope type has the rest on top of a linear scaling
         return _fixed_frequencies_as_longrope(setting)
     return _stock_type_keys(setting, is_proportional)
 
@@ -317,12 +317,14 @@ def _temperature_keys(setting: RopeSetting, factor: float) -> dict[str, float]:
     attention_factor is left out if mscale and mscale_all_dim alone give the same temperature: next
     to attention_factor 1, vLLM omits them in DeepSeek's scores.
     """
-    meant = setting.frequencies().attention_factor
-    pair = {"mscale": setting.mscale, "mscale_all_dim": setting.mscale_all_dim}
-    present = {key: value for key, value in pair.items() if value is not None}
-    if len(present) == len(pair) and math.isclose(meant, setting.yarn_attention_factor(factor)):
+    attention_factor = setting.frequencies().attention_factor
+    mscales = {"mscale": setting.mscale, "mscale_all_dim": setting.mscale_all_dim}
+    present = {key: value for key, value in mscales.items() if value is not None}
+    if len(present) == len(mscales) and math.isclose(
+        attention_factor, setting.yarn_attention_factor(factor)
+    ):
         return present
-    return {"attention_factor": meant, **present}
+    return {"attention_factor": attention_factor, **present}
 
 
 def _fixed_frequencies_as_longrope(setting: RopeSetting) -> dict[str, Any]:

@@ -180,19 +180,19 @@ def next_token_loss(model: Any, tokens: Tensor, train_length: int, teacher: Any)
     tokens = tokens.to(model.device)
     logits = model(tokens, use_cache=False).logits[:, :-1].float()
     taught_len = 0 if teacher is None else min(train_length, logits.shape[1])
-    far = F.cross_entropy(
+    loss_from_text = F.cross_entropy(
         logits[:, taught_len:].flatten(0, 1), tokens[:, taught_len + 1 :].flatten(), reduction="sum"
     )
     if teacher is None:
-        return far / tokens[:, 1:].numel()
+        return loss_from_text / tokens[:, 1:].numel()
     with torch.no_grad():
         teacher_probabilities = (
             teacher(tokens[:, :taught_len], use_cache=False).logits.float().softmax(-1)
         )
-    near = F.cross_entropy(
+    loss_from_teacher = F.cross_entropy(
         logits[:, :taught_len].flatten(0, 1), teacher_probabilities.flatten(0, 1), reduction="sum"
     )
-    return (near + far) / tokens[:, 1:].numel()
+    return (loss_from_teacher + loss_from_text) / tokens[:, 1:].numel()
 
 
 def masked_token_loss(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
@@ -375,7 +375,7 @@ def save_adapter(model: Any, folder: Path, base: Path) -> None:
         tensors[f"base_model.model.{name}.lora_A.weight"] = adapter.down.detach().contiguous()
         tensors[f"base_model.model.{name}.lora_B.weight"] = adapter.up.detach().contiguous()
     rank = first.down.shape[0]
-    config = {
+    adapter_config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": rank,
@@ -389,4 +389,4 @@ def save_adapter(model: Any, folder: Path, base: Path) -> None:
     }
     make_subfolder(folder)
     write_atomically(folder / ADAPTER_WEIGHTS, save(tensors, {"format": "pt"}))
-    write_atomically(folder / ADAPTER_CONFIG, strict_json(config, indent=2) + "\n")
+    write_atomically(folder / ADAPTER_CONFIG, strict_json(adapter_config, indent=2) + "\n")

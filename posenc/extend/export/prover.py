@@ -54,17 +54,22 @@ class Proof:
     def failures(self, *, cache_safe: bool) -> list[str]:
         """Return in words which checks failed and what would pass; empty if the export is
         proved."""
-        exact_steps = max(1e-3 * min(1.0, self.largest), MAX_LAST_BITS_APART * self.rounding)
+        rounding_bound = max(1e-3 * min(1.0, self.largest), MAX_LAST_BITS_APART * self.rounding)
         # Without a safe cache, decoding is expected to differ by any amount.
-        decoding = exact_steps if cache_safe else math.inf
-        logits = max(1e-5, self.rounding, self.logits_moved_by_frequency_error)
-        method = "another --method may pass"
-        exact = "--precision float32 may pass"
+        decoding_bound = rounding_bound if cache_safe else math.inf
+        logits_bound = max(1e-5, self.rounding, self.logits_moved_by_frequency_error)
+        advice_on_method = "another --method may pass"
+        advice_on_precision = "--precision float32 may pass"
         checks = [
-            ("frequencies are", self.inv_freq_error, FREQUENCY_ERROR, method),
-            ("logits are", self.logits_error, logits, method),
-            ("decoding with the cache is", self.decode_error, decoding, exact),
-            ("rows next to padding are", self.padding_error or 0.0, exact_steps, exact),
+            ("frequencies are", self.inv_freq_error, FREQUENCY_ERROR, advice_on_method),
+            ("logits are", self.logits_error, logits_bound, advice_on_method),
+            ("decoding with the cache is", self.decode_error, decoding_bound, advice_on_precision),
+            (
+                "rows next to padding are",
+                self.padding_error or 0.0,
+                rounding_bound,
+                advice_on_precision,
+            ),
         ]
         return [
             f"{subject} off by {error:.1e}, expected at most {bound:.0e} ({advice})"

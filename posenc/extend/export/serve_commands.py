@@ -75,14 +75,14 @@ def serving_lines(runtime: str, folder: str, max_len: int) -> Iterator[str]:
 
     runtime: a name such as "vllm"; not "llama.cpp", which reads a GGUF file.
     """
-    quoted = shlex.quote(folder)
+    quoted_folder = shlex.quote(folder)
     if runtime == "vllm":
-        yield from code_block("sh", f"vllm serve {quoted} --max-model-len {max_len}")
+        yield from code_block("sh", f"vllm serve {quoted_folder} --max-model-len {max_len}")
     elif runtime == "sglang":
-        launch = f"python -m sglang.launch_server --model-path {quoted}"
+        launch = f"python -m sglang.launch_server --model-path {quoted_folder}"
         yield from code_block("sh", f"{launch} --context-length {max_len}")
     elif runtime == "mlx-lm":
-        yield from code_block("sh", f"mlx_lm.server --model {quoted}")
+        yield from code_block("sh", f"mlx_lm.server --model {quoted_folder}")
     else:
         yield from loading_lines(runtime, folder)
 
@@ -169,21 +169,21 @@ def _code_lines(
     The arguments are those of `lines_without_copy`. Raises: ValueError if the runtime cannot
     compute the extension from the original folder.
     """
-    folder = json.dumps(str(source))
-    quoted = shlex.quote(str(source))
+    folder_as_json = json.dumps(str(source))
+    quoted_folder = shlex.quote(str(source))
     if runtime in KEYS_BY_RUNTIME:
         changed = changed_rotary_keys(export, runtime, original_config)
         if runtime == "mlx-lm":
-            load = f"model, tokenizer = load({folder}, model_config={changed!r})"
+            load = f"model, tokenizer = load({folder_as_json}, model_config={changed!r})"
             yield from code_block("python", "from mlx_lm import load", "", load)
             return
         yield from code_block(
             "python",
             "from transformers import AutoConfig, AutoModelForCausalLM",
             "",
-            f"config = AutoConfig.from_pretrained({folder})",
+            f"config = AutoConfig.from_pretrained({folder_as_json})",
             *(f"config.{key} = {value!r}" for key, value in changed.items()),
-            f"model = AutoModelForCausalLM.from_pretrained({folder}, config=config)",
+            f"model = AutoModelForCausalLM.from_pretrained({folder_as_json}, config=config)",
         )
     elif runtime == "llama.cpp":
         options = llama_cpp_options(original_config, export.meaning)
@@ -197,7 +197,7 @@ def _code_lines(
         server = (
             "vllm serve" if runtime == "vllm" else "python -m sglang.launch_server --model-path"
         )
-        yield from code_block("sh", f"{server} {quoted} {options}")
+        yield from code_block("sh", f"{server} {quoted_folder} {options}")
 
 
 def changed_rotary_keys(
@@ -295,19 +295,19 @@ def _yarn_option(
     if parameters["rope_type"] != "yarn":
         return None
     factor = _scaling_factor(parameters)
-    original = parameters["original_max_position_embeddings"]
-    fast = float(parameters.get("beta_fast") or 32)
-    slow = float(parameters.get("beta_slow") or 1)
+    original_length = parameters["original_max_position_embeddings"]
+    beta_fast = float(parameters.get("beta_fast") or 32)
+    beta_slow = float(parameters.get("beta_slow") or 1)
     yarn = float64_formulas.yarn_frequencies(
-        rotary_dim, float(parameters["rope_theta"]), factor, original, fast, slow
+        rotary_dim, float(parameters["rope_theta"]), factor, original_length, beta_fast, beta_slow
     )
     if not _rotate_alike(
         target, LayerRotation(yarn, float64_formulas.yarn_attention_factor(factor))
     ):
         return None
     return (
-        f"--rope-scaling yarn --rope-scale {factor:.9g} --yarn-orig-ctx {original} "
-        f"--yarn-beta-fast {fast:g} --yarn-beta-slow {slow:g}"
+        f"--rope-scaling yarn --rope-scale {factor:.9g} --yarn-orig-ctx {original_length} "
+        f"--yarn-beta-fast {beta_fast:g} --yarn-beta-slow {beta_slow:g}"
     )
 
 

@@ -74,7 +74,7 @@ def dual_chunk_page(export: Export, extra: Mapping[str, Any]) -> str:
     overrides = {**extra, "max_position_embeddings": export.new_length}
     folder = shlex.quote(export.name)
     quoted_overrides = shlex.quote(json.dumps(overrides))
-    serve_it = f"--max-model-len {export.new_length} --enforce-eager"
+    serve_options = f"--max-model-len {export.new_length} --enforce-eager"
     lines = [
         f"# Serve {export.name}",
         "",
@@ -84,7 +84,7 @@ def dual_chunk_page(export: Export, extra: Mapping[str, Any]) -> str:
         "By its code, which posenc has read and not run, vLLM 0.8.5 to 0.10 computes it, on the "
         "engine that 0.11 took out:",
         "",
-        *code_block("sh", f"{DUAL_CHUNK_VARIABLES} vllm serve {folder} {serve_it}"),
+        *code_block("sh", f"{DUAL_CHUNK_VARIABLES} vllm serve {folder} {serve_options}"),
     ]
     if export.original_folder is not None:
         source = shlex.quote(str(export.original_folder))
@@ -92,7 +92,7 @@ def dual_chunk_page(export: Export, extra: Mapping[str, Any]) -> str:
         lines += code_block(
             "sh",
             f"{DUAL_CHUNK_VARIABLES} vllm serve {source} --hf-overrides {quoted_overrides} "
-            f"{serve_it}",
+            f"{serve_options}",
         )
     lines += [
         "",

@@ -104,34 +104,34 @@ def padding_error(model: Any, tokens: torch.Tensor, objective: str) -> float | N
     long = tokens[:, :ROW]
     short = long[:, PADDING:]  # other tokens than those at the same places of the long row
     rows = (long, short)
-    alone = [model(row).logits[0] for row in rows]
-    fill = long[:, :PADDING]  # a token like any other: only the mask says that it is padding
-    real = torch.ones_like(short)
-    hidden = torch.zeros_like(fill)
+    logits_alone = [model(row).logits[0] for row in rows]
+    padding = long[:, :PADDING]  # a token like any other: only the mask says that it is padding
+    ones = torch.ones_like(short)
+    zeros = torch.zeros_like(padding)
 
-    ids = torch.cat([long, torch.cat([short, fill], dim=1)])
-    mask = torch.cat([torch.ones_like(long), torch.cat([real, hidden], dim=1)])
+    ids = torch.cat([long, torch.cat([short, padding], dim=1)])
+    mask = torch.cat([torch.ones_like(long), torch.cat([ones, zeros], dim=1)])
     batch = model(ids, attention_mask=mask).logits
-    pairs = [(batch[i, : row.shape[1]], alone[i]) for i, row in enumerate(rows)]
+    pairs = [(batch[i, : row.shape[1]], logits_alone[i]) for i, row in enumerate(rows)]
 
     if objective == "causal":
-        ids = torch.cat([long, torch.cat([fill, short], dim=1)])
-        mask = torch.cat([torch.ones_like(long), torch.cat([hidden, real], dim=1)])
-        prompt = ids.shape[1] - STEPS
-        grown = model.generate(
-            ids[:, :prompt],
-            attention_mask=mask[:, :prompt],
+        ids = torch.cat([long, torch.cat([padding, short], dim=1)])
+        mask = torch.cat([torch.ones_like(long), torch.cat([zeros, ones], dim=1)])
+        prompt_len = ids.shape[1] - STEPS
+        generated = model.generate(
+            ids[:, :prompt_len],
+            attention_mask=mask[:, :prompt_len],
             max_new_tokens=STEPS,
             do_sample=False,
             eos_token_id=-1,  # the forced tokens may contain the end of a text
             pad_token_id=0,
-            logits_processor=[ForcedTokens(ids[:, prompt:], prompt)],
+            logits_processor=[ForcedTokens(ids[:, prompt_len:], prompt_len)],
             output_logits=True,
             return_dict_in_generate=True,
         )
         # The logits after the last token of the prompt come first.
-        decoded = torch.stack(grown.logits, dim=1)
-        pairs += [(decoded[i], alone[i][-STEPS - 1 : -1]) for i in range(len(rows))]
+        decoded = torch.stack(generated.logits, dim=1)
+        pairs += [(decoded[i], logits_alone[i][-STEPS - 1 : -1]) for i in range(len(rows))]
     errors = [(computed.float() - want.float()).abs().max() for computed, want in pairs]
     return float(torch.stack(errors).max())
 

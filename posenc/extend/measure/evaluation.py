@@ -131,21 +131,25 @@ def measure_losses_and_tasks(
     began = time.perf_counter()
     length = windows.tokens.shape[1]
     edges = position_edges(train_length, length)
-    loss = _losses_of_windows(reader, windows, progress)
+    losses = _losses_of_windows(reader, windows, progress)
     documents = windows.documents.numpy()
     by_position = tuple(
-        estimate_mean(loss[:, low:high], documents[:, low:high])
+        estimate_mean(losses[:, low:high], documents[:, low:high])
         for low, high in itertools.pairwise(edges)
     )
     by_context = {}
-    half = slice((len(windows) + 1) // 2)
-    for i, context in enumerate(context_lengths):
-        if context == length:
+    first_half = slice((len(windows) + 1) // 2)
+    for i, context_length in enumerate(context_lengths):
+        if context_length == length:
             # With all of the window before them, the targets were read above.
-            read = loss[half]
+            context_losses = losses[first_half]
         else:
-            read = reader.losses_in_batches(windows.tokens[half, -context:]).numpy()
-        by_context[context] = estimate_mean(read[:, -num_targets:], documents[half, -num_targets:])
+            context_losses = reader.losses_in_batches(
+                windows.tokens[first_half, -context_length:]
+            ).numpy()
+        by_context[context_length] = estimate_mean(
+            context_losses[:, -num_targets:], documents[first_half, -num_targets:]
+        )
         progress("loss by context", (i + 1) / len(context_lengths))
     passkey_shares = (
         {} if passkey_grid is None else passkey_grid.accuracies(reader, windows, progress)
@@ -167,7 +171,7 @@ def measure_losses_and_tasks(
         scores,
         left_out,
         short_losses,
-        loss,
+        losses,
         seconds=time.perf_counter() - began,
     )
 
@@ -226,7 +230,7 @@ def attention_entropy(model: Any, tokens: Tensor, *, in_one_piece: bool = False)
     from transformers.masking_utils import sdpa_mask
 
     tokens = tokens.to(model.device)
-    layers: list[Tensor] = []
+    entropy_of_layers: list[Tensor] = []
 
     def attend(
         module: nn.Module,
@@ -239,7 +243,7 @@ def attention_entropy(model: Any, tokens: Tensor, *, in_one_piece: bool = False)
         """Compute attention as transformers' interface asks for it, and keep the layer's
         entropy."""
         out, entropy = _attend_with_entropy(module, query, key, value, attention_mask, kwargs)
-        layers.append(entropy)
+        entropy_of_layers.append(entropy)
         return out.transpose(1, 2).contiguous(), None
 
     before = model.config._attn_implementation
@@ -252,10 +256,10 @@ def attention_entropy(model: Any, tokens: Tensor, *, in_one_piece: bool = False)
         for piece in [tokens] if in_one_piece else tokens.split(MAX_QUERIES_AT_ONCE, dim=1):
             out = model(piece, **cache)
             cache = {} if in_one_piece else arguments_for_next_step(model, out)
-            if not layers:
+            if not entropy_of_layers:
                 return None
-            pieces.append(torch.stack([layer.float().cpu() for layer in layers]).mean(0))
-            layers.clear()
+            pieces.append(torch.stack([layer.float().cpu() for layer in entropy_of_layers]).mean(0))
+            entropy_of_layers.clear()
     except ValueError:  # its attention cannot be replaced
         return None
     finally:
@@ -278,23 +282,23 @@ def _attend_with_entropy(
     groups = query.shape[1] // key.shape[1]
     key = key.repeat_interleave(groups, 1)
     value = value.repeat_interleave(groups, 1)
-    keys = key.float().mT
+    keys_transposed = key.float().mT
     out = torch.empty_like(query[..., : value.shape[-1]])
     entropy = query.new_zeros(query.shape[2], dtype=torch.float32)
-    first = key.shape[2] - query.shape[2]  # of the queries, among the keys
+    first_query = key.shape[2] - query.shape[2]  # of the queries, among the keys
     step = max(
         1, min(MAX_QUERIES_AT_ONCE, MAX_SCORES_AT_ONCE // (query.shape[:2].numel() * key.shape[2]))
     )
     for start in range(0, query.shape[2], step):
         rows = slice(start, start + step)
-        scores = query[:, :, rows].float() @ keys * scale
+        scores = query[:, :, rows].float() @ keys_transposed * scale
         if options.get("softcap") is not None:
             scores = torch.tanh(scores / options["softcap"]) * options["softcap"]
         if mask is not None:
             scores = scores.masked_fill(~_boolean_mask(mask[:, :, rows]), -torch.inf)
         elif is_causal:
             seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
-            scores = scores.masked_fill(~seen.tril(first + start), -torch.inf)
+            scores = scores.masked_fill(~seen.tril(first_query + start), -torch.inf)
         weights = _append_sinks(scores, options.get("s_aux")).softmax(-1)
         entropy[rows] = torch.special.entr(weights).sum(-1).mean((0, 1))
         out[:, :, rows] = weights[..., : key.shape[2]].to(value.dtype) @ value

@@ -67,8 +67,8 @@ class LossReader:
         pieces = [self._losses_at_once(tokens[:, :window])]
         for stop in range(window + step, tokens.shape[1] + step, step):
             context = tokens[:, min(stop, tokens.shape[1]) - window : stop]
-            new = step - max(0, stop - tokens.shape[1])
-            pieces.append(self._losses_at_once(context)[:, -new:])
+            num_new = step - max(0, stop - tokens.shape[1])
+            pieces.append(self._losses_at_once(context)[:, -num_new:])
         return torch.cat(pieces, dim=1)
 
     def _losses_at_once(self, tokens: Tensor) -> Tensor:
@@ -91,15 +91,15 @@ def next_token_losses(model: Any, tokens: Tensor, *, in_one_piece: bool = False)
     """
     tokens = tokens.to(model.device)
     batch, length = tokens.shape
-    piece = max(128, MAX_LOGITS_AT_ONCE // (batch * text_config_of(model.config).vocab_size))
-    if in_one_piece or length <= piece:
+    piece_len = max(128, MAX_LOGITS_AT_ONCE // (batch * text_config_of(model.config).vocab_size))
+    if in_one_piece or length <= piece_len:
         return _cross_entropies(model(tokens, use_cache=False).logits[:, :-1], tokens[:, 1:])
     cache: dict[str, Any] = {"use_cache": True}
     losses = []
-    for start in range(0, length - 1, piece):
-        out = model(tokens[:, start : start + piece], **cache)
+    for start in range(0, length - 1, piece_len):
+        out = model(tokens[:, start : start + piece_len], **cache)
         cache = arguments_for_next_step(model, out)
-        targets = tokens[:, start + 1 : start + piece + 1]
+        targets = tokens[:, start + 1 : start + piece_len + 1]
         losses.append(_cross_entropies(out.logits[:, : targets.shape[1]], targets))
     return torch.cat(losses, dim=1)
 

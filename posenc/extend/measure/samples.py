@@ -45,15 +45,15 @@ def sample_windows(
     """
     needed = length * count
     tokens_per_document = max(length, -(-needed // max(1, len(documents))))
-    heads = [
+    beginnings = [
         encode(_first_characters(text, CHARACTERS_READ_PER_TOKEN * tokens_per_document))[
             :tokens_per_document
         ]
         for text in documents[:count]
     ]
-    if sum(map(len, heads)) < needed:
-        heads = encode_until(encode, documents, needed)
-    return pack_windows(heads, length, count)
+    if sum(map(len, beginnings)) < needed:
+        beginnings = encode_until(encode, documents, needed)
+    return pack_windows(beginnings, length, count)
 
 
 def _first_characters(text: str, max_characters: int) -> str:

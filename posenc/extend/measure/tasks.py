@@ -163,24 +163,24 @@ class TaskGrid:
         start = self.encode("")
         puzzle = write_puzzle(name, rng, depth)
         question = self._ids_without_start(puzzle.question, start)
-        whole = self._ids_without_start(f"{puzzle.question} {puzzle.answer}", start)
-        # A tokenizer may merge the end of the question with the answer: then they are joined as
-        # ids.
-        if whole[: len(question)] != question or len(whole) == len(question):
-            whole = question + self._ids_without_start(puzzle.answer, start)
+        ending = self._ids_without_start(f"{puzzle.question} {puzzle.answer}", start)
+        # The prompt ends with question and answer. A tokenizer may merge the end of the question
+        # with the answer: then they are joined as ids.
+        if ending[: len(question)] != question or len(ending) == len(question):
+            ending = question + self._ids_without_start(puzzle.answer, start)
         facts = [(at, self._ids_without_start(f" {fact} ", start)) for at, fact in puzzle.facts]
-        body = length - len(start) - len(whole) - sum(len(ids) for _, ids in facts)
-        if body < len(whole):
+        body_len = length - len(start) - len(ending) - sum(len(ids) for _, ids in facts)
+        if body_len < len(ending):
             raise TooShort(f"{length} tokens are too few for it with this tokenizer")
         if puzzle.words is None:
-            first = int(rng.integers(0, max(1, len(filler) - body)))
-            text = filler[first : first + body].tolist()
+            first = int(rng.integers(0, max(1, len(filler) - body_len)))
+            text = filler[first : first + body_len].tolist()
         else:
             text = []
-            while len(text) < body:
+            while len(text) < body_len:
                 text += self._ids_without_start(f" {next(puzzle.words)}", start)
-        pieces = [*start, *insert_facts(text[:body], facts), *whole]
-        return Prompt(torch.tensor(pieces), len(whole) - len(question))
+        pieces = [*start, *insert_facts(text[:body_len], facts), *ending]
+        return Prompt(torch.tensor(pieces), len(ending) - len(question))
 
     def _ids_without_start(self, text: str, start: list[int]) -> list[int]:
         """Return the token ids of a text without the ids `start`, with which the tokenizer begins
@@ -269,12 +269,12 @@ class PasskeyGrid:
         rng = np.random.default_rng(0)
         grid = {}
         for i, length in enumerate(lengths):
-            body = length - 2 * marked_len
-            starts = rng.integers(0, len(filler) - body + 1, (len(self.depths), self.trials))
+            body_len = length - 2 * marked_len
+            starts = rng.integers(0, len(filler) - body_len + 1, (len(self.depths), self.trials))
             prompts = []
             for depth, starts_of_depth in zip(self.depths, starts, strict=True):
                 for start in starts_of_depth:
-                    text = filler[start : start + body].numpy()
+                    text = filler[start : start + body_len].numpy()
                     prompts.append(draw_passkey_text(rng, text, distinct_tokens, depth, marked_len))
             shares = self._accuracy(reader, torch.tensor(prompts)).view(len(self.depths), -1)
             for depth, share in zip(self.depths, shares, strict=True):

@@ -391,18 +391,18 @@ def _reads_tokens(stacks: Sequence[Stack], stack: Stack, example: dict[str, Any]
 
 def _refuse_encoding_of_tokens(encoding: PositionEncoding, stack: nn.Module) -> None:
     """Raise ValueError if the encoding needs the positions of tokens, and the stack has none."""
-    name = type(encoding).__name__
-    reader = type(stack).__name__
+    encoding_name = type(encoding).__name__
+    stack_name = type(stack).__name__
     if 1 in encoding.claims.places:
         raise ValueError(
-            f"attach: {name} adds positions to the embeddings of tokens, and {reader} reads images "
-            "or sound. Attach an encoding of queries and keys, of scores or of values: posenc list "
-            "names their places."
+            f"attach: {encoding_name} adds positions to the embeddings of tokens, and {stack_name} "
+            "reads images or sound. Attach an encoding of queries and keys, of scores or of "
+            "values: posenc list names their places."
         )
     if encoding.claims.num_axes > 1:
         raise ValueError(
-            f"attach: {name} takes positions of {encoding.claims.num_axes} components, and "
-            f"{reader} gives its patches none. posenc.nn.attach_to_vit gives timm's Vision "
+            f"attach: {encoding_name} takes positions of {encoding.claims.num_axes} components, "
+            f"and {stack_name} gives its patches none. posenc.nn.attach_to_vit gives timm's Vision "
             "Transformers coordinates."
         )
 
@@ -427,7 +427,7 @@ def _attach_to_stack(
     for other in stack.cross_attentions:
         attachment.changed.append((other, {LAYER_ATTRIBUTE: None}, {}))
         vars(other)[LAYER_ATTRIBUTE] = None
-    text = repr_in_one_line(encoding)
+    encoding_in_one_line = repr_in_one_line(encoding)
     for index, call in enumerate(stack.attentions):
         attention: Any = call.module
         builtin_bias = None
@@ -437,7 +437,9 @@ def _attach_to_stack(
         cache_index = getattr(attention, "layer_idx", None)
         if cache_index is None:
             cache_index = index
-        layer = hooks.AttachedLayer(module, index, cache_index, text, builtin_bias, has_positions)
+        layer = hooks.AttachedLayer(
+            module, index, cache_index, encoding_in_one_line, builtin_bias, has_positions
+        )
         attachment.changed.append((attention, {LAYER_ATTRIBUTE: layer}, {}))
         vars(attention)[LAYER_ATTRIBUTE] = layer
         attachment.handles += [

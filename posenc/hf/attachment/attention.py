@@ -93,19 +93,19 @@ def build_mask(**request: Any) -> LazyMask | Tensor | None:
         return LazyMask(lambda b, h, q, k: dense[b, 0, q, k], 0, 0, forward)
     # A static cache hands out the tensor in which it counts its tokens, and counts on in place
     # before the first layer evaluates this mask.
-    allowed = request["mask_function"]
+    mask_function = request["mask_function"]
     kv_offset = _copy_of_offset(request.get("kv_offset", 0))
     q_length, q_offset = query_count_and_offset(request)
     q_offset = _copy_of_offset(q_offset)
     padding = requested_padding_mask(request)
     standard_mask = None
     if padding is not None and not bool(padding.all()):
-        allowed = theirs.and_masks(allowed, theirs.padding_mask_function(padding))
-    elif allowed is getattr(theirs, "bidirectional_mask_function", None):
+        mask_function = theirs.and_masks(mask_function, theirs.padding_mask_function(padding))
+    elif mask_function is getattr(theirs, "bidirectional_mask_function", None):
         standard_mask = "full"
-    elif allowed is theirs.causal_mask_function and q_length == request["kv_length"]:
+    elif mask_function is theirs.causal_mask_function and q_length == request["kv_length"]:
         standard_mask = "causal" if request.get("allow_is_causal_skip", True) else None
-    return LazyMask(allowed, q_offset, kv_offset, forward, standard_mask)
+    return LazyMask(mask_function, q_offset, kv_offset, forward, standard_mask)
 
 
 def _copy_of_offset(offset: int | Tensor) -> int | Tensor:
@@ -220,12 +220,12 @@ def _inputs_without_encoding(q_len: int, kv_len: int, device: torch.device) -> _
 def _score_scale(encoding: PositionEncoding, scaling: float | None, head_dim: int) -> float:
     """Return the factor of q @ k: the encoding's own, times scaling * sqrt(head_dim), by which the
     model's differs from the usual 1 / sqrt(head_dim). scaling: the model's, None for the usual."""
-    usual = head_dim**-0.5
+    usual_scale = head_dim**-0.5
     scale = encoding.scale(head_dim)
     # A model with the encoding's own scale, as T5 has 1, must not get it twice.
-    if scaling is None or math.isclose(scaling, usual) or math.isclose(scaling, scale):
+    if scaling is None or math.isclose(scaling, usual_scale) or math.isclose(scaling, scale):
         return scale
-    return scale * (scaling / usual)
+    return scale * (scaling / usual_scale)
 
 
 def _running_attention(module: nn.Module, key: Tensor) -> RunningAttention | None:
@@ -306,14 +306,14 @@ def _mask_from_tensor(tensor: Tensor, sizes: tuple[int, int, int, int], module: 
             "must be that or 1. A layer with a window keeps its last keys only, and a static cache "
             "has room for keys to come."
         )
-    allowed = _visible_keys(tensor).expand(-1, -1, sizes[2], sizes[3])
+    visible = _visible_keys(tensor).expand(-1, -1, sizes[2], sizes[3])
     of_all_rows = tensor.shape[0] == 1
     of_all_heads = tensor.shape[1] == 1
 
     def sees(pairs: Any) -> Tensor:
         batch = 0 if of_all_rows else pairs.batch
         head = 0 if of_all_heads else pairs.head
-        return allowed[batch, head, pairs.q_idx, pairs.kv_idx]
+        return visible[batch, head, pairs.q_idx, pairs.kv_idx]
 
     return Mask(sees)
 
@@ -346,31 +346,31 @@ def _choose_mask(
     sizes: (batch, heads, q_len, kv_len). running: None for an attention without an encoding.
     """
     _, _, q_len, kv_len = sizes
-    several = running is not None and running.encoding.claims.num_axes > 1
-    if several:  # positions with several components have no order
+    has_several_axes = running is not None and running.encoding.claims.num_axes > 1
+    if has_several_axes:  # positions with several components have no order
         device = kv_positions.device if isinstance(kv_positions, Tensor) else None
         kv_positions = consecutive_positions(0, kv_len, device)
         q_positions = consecutive_positions(kv_len - q_len, q_len, device)
-    apart = _document_mask(running, q_len, kv_len) if is_causal else None
+    document_mask = _document_mask(running, q_len, kv_len) if is_causal else None
     if isinstance(attention_mask, LazyMask) and attention_mask.standard_mask is None:
-        return _combine_masks(attention_mask.bind(q_positions, kv_positions), apart)
+        return _combine_masks(attention_mask.bind(q_positions, kv_positions), document_mask)
     if isinstance(attention_mask, Tensor):
         if _mask_is_from_model(running):
             attention_mask = _cut_unseen_keys(attention_mask, kv_len)
         dense = _mask_from_tensor(attention_mask, sizes, module).bind(q_positions, kv_positions)
         # A family's own code may have made it (OPT's of early transformers 5): it knows of no
         # packed rows. Beside a caller's mask of four dimensions there are no documents.
-        return _combine_masks(dense, apart)
+        return _combine_masks(dense, document_mask)
 
     # Here the mask is None, or a LazyMask that says what plain one it equals.
     shows_all = attention_mask is not None and attention_mask.standard_mask == "full"
     if q_len == 1 or not is_causal or shows_all:
         return None
     consecutive = as_range(q_positions) is not None and as_range(kv_positions) is not None
-    if several or consecutive:
-        return _combine_masks(causal, apart)
+    if has_several_axes or consecutive:
+        return _combine_masks(causal, document_mask)
     in_memory = Mask(lambda pairs: pairs.q_idx + (kv_len - q_len) >= pairs.kv_idx)
-    return _combine_masks(in_memory, apart).bind(q_positions, kv_positions)
+    return _combine_masks(in_memory, document_mask).bind(q_positions, kv_positions)
 
 
 def _combine_masks(mask: Mask, documents: Mask | None) -> Mask:

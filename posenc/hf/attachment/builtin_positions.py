@@ -215,17 +215,19 @@ def mixes_packed_texts(model: Any, stack: Stack, example: dict[str, Any]) -> boo
         return False
     ids = example[name]
     length = ids.shape[1]
-    first = length // 2
-    numbers = torch.cat([torch.arange(first), torch.arange(length - first)]).to(ids.device)
-    packed = {**example, "position_ids": numbers.expand(ids.shape)}
+    first_len = length // 2
+    position_ids = torch.cat([torch.arange(first_len), torch.arange(length - first_len)]).to(
+        ids.device
+    )
+    packed = {**example, "position_ids": position_ids.expand(ids.shape)}
     other = ids.clone()
-    other[:, :first] = ids[:, :first].flip(-1)
+    other[:, :first_len] = ids[:, :first_len].flip(-1)
     try:
         original = _hidden_states(model, stack.module, packed, ignores_mask=False)
         changed = _hidden_states(model, stack.module, {**packed, name: other}, ignores_mask=False)
     except Exception:  # the family's code stops at a packed row, and will in the user's call
         return False
-    error = float((changed - original)[:, first:].abs().max() / original.abs().max())
+    error = float((changed - original)[:, first_len:].abs().max() / original.abs().max())
     return not error <= min(rounding_tolerance(model), _SMALLEST_EFFECT_OF_ORDER)
 
 

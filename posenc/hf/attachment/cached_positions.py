@@ -36,13 +36,15 @@ class AppendedChannels:
     def for_attention(cls, running: RunningAttention, key_dim: int) -> "AppendedChannels":
         """Return the channels for the tokens that the running attention reads. States are stored in
         float32 at least."""
-        whole = isinstance(running.positions, range) or not running.positions.is_floating_point()
+        are_whole = (
+            isinstance(running.positions, range) or not running.positions.is_floating_point()
+        )
         state = None
         if running.state is not None:
             shape = (running.state.shape[1], *running.state.shape[3:])
             state = shape, torch.promote_types(running.state.dtype, torch.float32)
         axes = running.encoding.claims.num_axes
-        dtype = torch.int64 if whole else torch.float64
+        dtype = torch.int64 if are_whole else torch.float64
         return cls(key_dim, axes, dtype, state, running.layer.encoding_in_one_line)
 
     @property
@@ -200,8 +202,8 @@ def install_update(cache: Any) -> None:
 
     Raises: ValueError for a quantised cache, which would round positions.
     """
-    before = vars(cache).get("update")
-    if isinstance(before, PositionedUpdate) and before.cache is cache:
+    update_before = vars(cache).get("update")
+    if isinstance(update_before, PositionedUpdate) and update_before.cache is cache:
         return
     if any("Quantized" in type(layer).__name__ for layer in cache.layers):
         raise ValueError(
@@ -210,7 +212,7 @@ def install_update(cache: Any) -> None:
         )
     # A shallow copy of a cache has the `update` of the one that it was copied from.
     channels_by_layer = (
-        dict(before.channels_by_layer) if isinstance(before, PositionedUpdate) else {}
+        dict(update_before.channels_by_layer) if isinstance(update_before, PositionedUpdate) else {}
     )
     cache.update = PositionedUpdate(cache, channels_by_layer)
 
@@ -280,20 +282,20 @@ class PositionedUpdate:
         Raises: ValueError if the earlier keys have others, or none.
         """
         new_channels = AppendedChannels.for_attention(running, keys.shape[-1])
-        before = _initialized_layer(self.cache, index)
-        if before is None:
+        layer = _initialized_layer(self.cache, index)
+        if layer is None:
             return new_channels
-        if int(before.get_seq_length()):
+        if int(layer.get_seq_length()):
             cached_channels = self.channels_by_layer.get(index)
-            if cached_channels is None or before.keys.shape[
+            if cached_channels is None or layer.keys.shape[
                 -1
             ] != cached_channels.key_dim + cached_channels.channels_per_head(keys):
                 raise ValueError(_FOREIGN_KEYS_MESSAGE)
             return cached_channels.require_same_layout(new_channels)
-        if before.keys.shape[-1] != keys.shape[-1] + new_channels.channels_per_head(keys):
+        if layer.keys.shape[-1] != keys.shape[-1] + new_channels.channels_per_head(keys):
             # generate() has made room for keys alone, to read a prompt in chunks; the cache makes
             # it again when it is updated.
-            before.is_initialized = False
+            layer.is_initialized = False
         return new_channels
 
 

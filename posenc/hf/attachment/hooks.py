@@ -212,8 +212,8 @@ def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> N
     if implementation != IMPLEMENTATION:
         reason = f"its implementation is {implementation!r}, no longer {IMPLEMENTATION!r}"
         raise _bypass_error(module, reason)
-    x = kwargs.get("hidden_states", args[0] if args else None)
-    if not isinstance(x, Tensor):
+    hidden_states = kwargs.get("hidden_states", args[0] if args else None)
+    if not isinstance(hidden_states, Tensor):
         raise ValueError(
             f"posenc: {type(module).__name__} got no hidden_states, the tensor that it attends to: "
             "this model passes them in a way that attach does not know."
@@ -222,7 +222,7 @@ def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> N
     forward = _find_forward(module, layer, all_arguments)
     positions = forward.positions
     if positions is None:
-        positions = consecutive_positions(0, x.shape[1], x.device)
+        positions = consecutive_positions(0, hidden_states.shape[1], hidden_states.device)
     encoding = forward.encoding.for_layer(layer.index)
     if layer.builtin_bias is not None:
         refresh_table(module, layer.builtin_bias)
@@ -240,12 +240,16 @@ def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> N
     )
     earlier_states = None
     cache = find_cache(all_arguments)
-    refuse_chunked_attention_in_packed_rows(module, forward, x.shape[1], cache is not None)
+    refuse_chunked_attention_in_packed_rows(
+        module, forward, hidden_states.shape[1], cache is not None
+    )
     if cache is not None:
         cache = self_attention_cache(cache)
         install_update(cache)
-        earlier_states = cached_states(cache, running, x.device)
-    running.state = encoding.state(x, as_tensor(positions, x.device), earlier_states)
+        earlier_states = cached_states(cache, running, hidden_states.device)
+    running.state = encoding.state(
+        hidden_states, as_tensor(positions, hidden_states.device), earlier_states
+    )
     running.kv_state = running.state
     running.reset_token = RUNNING_ATTENTION.set(running)
 

@@ -86,8 +86,8 @@ def refuse_another_text(
         return
     if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
         return
-    new = ids.shape[-1]
-    valid = valid_token_mask(mask, num_cached + new, ids.device)
+    num_new = ids.shape[-1]
+    valid = valid_token_mask(mask, num_cached + num_new, ids.device)
     if token_numbers is None:
         begins = (
             (ids == 0).all(dim=0)
@@ -98,9 +98,12 @@ def refuse_another_text(
         if cached_numbers is None:
             cached_numbers = valid[:, :num_cached].cumsum(dim=-1) - 1
         rows = max(len(cached_numbers), token_numbers.shape[0] if token_numbers.ndim == 2 else 1)
-        both = [cached_numbers.to(ids.device).expand(rows, -1), token_numbers.expand(rows, new)]
-        num_compared = cached_numbers.shape[1] + new
-        begins = text_beginnings(torch.cat(both, dim=1), valid[:, -num_compared:])
+        numbers_of_both = [
+            cached_numbers.to(ids.device).expand(rows, -1),
+            token_numbers.expand(rows, num_new),
+        ]
+        num_compared = cached_numbers.shape[1] + num_new
+        begins = text_beginnings(torch.cat(numbers_of_both, dim=1), valid[:, -num_compared:])
     if not bool(begins.any()):
         return
     raise ValueError(

@@ -99,16 +99,16 @@ def find_stacks(model: Any, example: dict[str, Any]) -> list[Stack]:
     names = {module: name for name, module in model.named_modules()}
     _refuse_bypassing_attention(model, names, called, {call.module for call in record.calls})
     stacks: dict[nn.Module, Stack] = {}
-    reads_another: list[nn.Module] = []
+    cross_attentions: list[nn.Module] = []
     for call in record.calls:
         if call.q_len != call.kv_len:
-            reads_another.append(call.module)
+            cross_attentions.append(call.module)
             continue
         owner = _innermost_called_model(model, names[call.module], called)
         stack = stacks.setdefault(owner, Stack(owner, [], widths[call.module]))
         if all(call.module is not other.module for other in stack.attentions):
             stack.attentions.append(call)
-    for module in reads_another:
+    for module in cross_attentions:
         owner = _innermost_called_model(model, names[module], called)
         if owner in stacks:
             stacks[owner].cross_attentions.append(module)

@@ -94,7 +94,7 @@ def load_checkpoint(
     folder = Path(folder)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
-    place = resolve_device(device)
+    resolved_device = resolve_device(device)
     transformers = import_quiet_transformers()
     raw, tensors = read_checked_folder(folder)
     refuse_attached_encoding(folder)
@@ -105,17 +105,19 @@ def load_checkpoint(
             f"{folder / 'config.json'}: transformers {transformers.__version__} does not load it "
             f"({one_line(error)})."
         ) from error
-    auto = _auto_class(config, raw, folder, encoder_decoder)
-    settings, longest = _rope_settings_and_limit(text_config_of(config), folder)
-    mapped = {"device_map": place} if place != "cpu" and has_accelerate() else {}
+    auto_class = _auto_class(config, raw, folder, encoder_decoder)
+    rope_settings, longest = _rope_settings_and_limit(text_config_of(config), folder)
+    device_options = (
+        {"device_map": resolved_device} if resolved_device != "cpu" and has_accelerate() else {}
+    )
     try:
-        model, report = auto.from_pretrained(
+        model, report = auto_class.from_pretrained(
             folder,
             dtype=dtype,
             output_loading_info=True,
             attn_implementation=attention,
             ignore_mismatched_sizes=True,  # they are refused below, with their shapes
-            **mapped,
+            **device_options,
             **SAFE_OPTIONS,
         )
     except Exception as error:
@@ -124,15 +126,15 @@ def load_checkpoint(
             f"({one_line(error)})."
         ) from error
     _refuse_mismatched_weights(report, raw, folder, type(model).__name__)
-    if place != "cpu" and not mapped:
-        model = model.to(place)
+    if resolved_device != "cpu" and not device_options:
+        model = model.to(resolved_device)
     refuse_nonfinite_weights(model, folder)
     _refuse_integer_weights(model, tensors, folder)
     table = position_table(model)
     longest = longest if table is None else table.length
-    masked = auto is transformers.AutoModelForMaskedLM
+    masked = auto_class is transformers.AutoModelForMaskedLM
     stored = _most_common_dtype(tensors)
-    return Checkpoint(folder, model.eval(), raw, masked, settings, longest, stored)
+    return Checkpoint(folder, model.eval(), raw, masked, rope_settings, longest, stored)
 
 
 def _auto_class(config: Any, raw: dict[str, Any], folder: Path, encoder_decoder: bool) -> Any:
@@ -147,7 +149,7 @@ def _auto_class(config: Any, raw: dict[str, Any], folder: Path, encoder_decoder:
     transformers = import_quiet_transformers()
     causal = transformers.AutoModelForCausalLM
     masked = transformers.AutoModelForMaskedLM
-    auto = causal
+    chosen = causal
     classes = raw.get("architectures") or []
     says_decoder = getattr(config, "is_decoder", False) or any(
         "CausalLM" in name or "LMHead" in name for name in classes
@@ -155,22 +157,22 @@ def _auto_class(config: Any, raw: dict[str, Any], folder: Path, encoder_decoder:
     may_be_causal = type(config) in causal._model_mapping
     may_be_masked = type(config) in masked._model_mapping
     if may_be_masked and not (may_be_causal and says_decoder):
-        auto = masked  # even if the class is named otherwise, as BertForPreTraining
+        chosen = masked  # even if the class is named otherwise, as BertForPreTraining
     if any("MaskedLM" in name for name in classes):
-        auto = masked
+        chosen = masked
     if config.is_encoder_decoder:
         if not encoder_decoder:
             raise ValueError(
                 f"{folder}: a {config.model_type} model has an encoder and a decoder; only models "
                 "of one stack are read here."
             )
-        auto = transformers.AutoModelForSeq2SeqLM
-    if type(config) not in auto._model_mapping:
+        chosen = transformers.AutoModelForSeq2SeqLM
+    if type(config) not in chosen._model_mapping:
         raise ValueError(
             f"{folder}: a {config.model_type} model is neither a causal nor a masked language "
             "model."
         )
-    return auto
+    return chosen
 
 
 def _refuse_mismatched_weights(

@@ -159,7 +159,7 @@ def pack_windows(
     Raises: ValueError if there are fewer tokens than one window needs.
     """
     ids = np.fromiter((t for d in documents for t in d), dtype=np.int64)
-    owner = np.repeat(np.arange(len(documents)), [len(d) for d in documents])
+    document_of_token = np.repeat(np.arange(len(documents)), [len(d) for d in documents])
     count = len(ids) // length
     if not count:
         raise ValueError(
@@ -171,5 +171,5 @@ def pack_windows(
     cut = slice(0, count * length)
     return Windows(
         torch.from_numpy(ids[cut].reshape(count, length)),
-        torch.from_numpy(owner[cut].reshape(count, length)),
+        torch.from_numpy(document_of_token[cut].reshape(count, length)),
     )
