@@ -19,8 +19,8 @@ def attend(
     state: Tensor | None = None,
     **options: Any,
 ) -> Any:
-    """posenc.attention over keys at `positions`, from 0 on if there are none, with their state;
-    the queries are those of the last tokens."""
+    """Return posenc.attention for keys at `positions` (from 0 on if None), with their state. The
+    queries are at the positions of the last keys."""
     positions = torch.arange(k.shape[2]) if positions is None else positions
     own, first = positions, k.shape[2] - q.shape[2]
     if first:
@@ -33,6 +33,6 @@ def attend(
 
 
 def decoded(layer: posenc.Attention, x: Tensor) -> Tensor:
-    """The layer's output token by token, with a cache."""
+    """Return the layer's output, computed token by token with a cache."""
     at, cache = torch.arange(x.shape[1]).split(1), posenc.KVCache()
     return torch.cat([layer(x[:, i], i, cache=cache, mask=masks.causal) for i in at], dim=1)

@@ -51,7 +51,8 @@ def qkv() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def by_tensor(seen: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention with booleans (batch, q_len, kv_len); zeros where nothing is seen."""
+    """Return attention under booleans `seen` (batch, q_len, kv_len); zeros for queries that see
+    nothing."""
     scores = q @ k.mT * 8**-0.5
     weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
     return weights.nan_to_num() @ v

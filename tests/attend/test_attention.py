@@ -19,7 +19,8 @@ def random(*shape: int, seed: int = 1) -> torch.Tensor:
 
 
 def softmax_attention(q, k, v):
-    """(batch, len, 16) each, four heads of four, one by one."""
+    """Return softmax attention of q, k, v (batch, len, 16) with four heads of 4 channels, computed
+    head by head."""
     heads = []
     for h in range(4):
         part = slice(4 * h, 4 * h + 4)

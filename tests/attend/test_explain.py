@@ -26,7 +26,8 @@ NAMES = (
 
 
 def measured(name: str, impl: str, grad: bool, mask: posenc.Mask) -> tuple[float, float]:
-    """MiB beyond inputs, output and gradients: what explain says, and what was held at once."""
+    """Return the memory of an attention beyond inputs, output and gradients, in MiB: as `explain`
+    says, and as torch's allocator held at the peak."""
     torch.manual_seed(0)
     shape = posenc.ModelShape(HEADS * HEAD_DIM, HEADS, train_length=LENGTH)
     encoding, positions = posenc.create(name, shape).for_layer(0), torch.arange(LENGTH)

@@ -7,7 +7,7 @@ import posenc
 from posenc import masks
 
 CLOCK = 1_764_201_600 * 10**9
-"""A day of November 2025 in nanoseconds since 1970."""
+"""Nanoseconds from 1970 to a day of November 2025."""
 OFFSETS = (10**4, 2**40, 2**50, 2**53 - 10**4, CLOCK)
 BY_DISTANCE = ("alibi", "t5", "kerple", "kerple:form=power", "sandwich", "rope", "nope", "shaw")
 BY_DISTANCE += ("transformer_xl", "deberta", "pope", "rove", "rerope", "rope+alibi", "alibi+kerple")
@@ -39,7 +39,8 @@ def attended(encoding, q, positions, q_len=None, impl="auto"):
 
 
 def near(name, q, positions):
-    """The same attention in float64 with all positions of a row moved to its first one."""
+    """Return the same attention in float64, at positions from which the first position of their row
+    is subtracted."""
     moved = positions - positions[..., :1]
     return attended(made(name).double(), q.double(), moved, impl="reference")
 

@@ -232,7 +232,8 @@ HIDDEN = (
     & masks.sliding_window(2)
     & masks.padding(torch.arange(LENGTH) < torch.tensor([[LENGTH - 2], [LENGTH]]))
 )
-"""The last query of the first of the batch sees nothing; those before it do."""
+"""Mask under which the last query of the first row of the batch sees nothing; the queries before it
+see keys."""
 
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -266,7 +267,8 @@ def test_a_row_of_bias_serves_grouped_heads_half_types_and_rows_that_see_nothing
 
 
 def by_rows_anywhere(q, k, v, encoding, monkeypatch, **options):
-    """Attend to a few queries as on a GPU, where torch's kernel reads a bias in the dtype of q."""
+    """Return the output of attention for a few queries, computed as on a GPU, where torch's kernel
+    reads a bias in the dtype of q."""
     (built,) = build_problems(q, k, v, encoding, **options)
     with monkeypatch.context() as patch:
         patch.setattr(flash, "runs_on", lambda device: False)

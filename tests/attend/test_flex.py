@@ -34,8 +34,8 @@ MASKS = {
 def problem(
     encoding, mask=None, q_len=150, kv_len=150, q_at=None, kv_at=None, grad=False, **options
 ):
-    """Build an attention of two rows, with 4 heads of queries and 2 of keys; q_at: positions, or
-    that of the first query."""
+    """Build an attention of two rows, with 4 heads of queries and 2 of keys. q_at: positions of the
+    queries, or only the position of the first query."""
     torch.manual_seed(0)
     if isinstance(encoding, str):
         encoding = posenc.create(encoding, SHAPE).requires_grad_(grad)
@@ -60,15 +60,16 @@ def problem(
 
 
 def on_cuda(built, dtype=torch.bfloat16):
-    """Return the attention with queries that claim to be on a GPU, for what only asks them."""
+    """Return the attention with queries that claim to be on a GPU, for code that only asks for
+    their device."""
     q = SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=built.q.shape)
     q.element_size = lambda: dtype.itemsize
     return replace(built, q=q)
 
 
 def numbers_in(part):
-    """Return the Python numbers that a function captures, at any depth. True and False do not
-    count: they choose between two codes."""
+    """Return the Python numbers that a function captures, at any depth, without True and False,
+    which choose between two codes."""
     if isinstance(part, bool | str | torch.Tensor | torch.device | None):
         return []
     if isinstance(part, int | float | range):
@@ -300,7 +301,7 @@ def test_fox_reads_all_differences_only_to_learn():
 
 @pytest.fixture
 def uncompiled(monkeypatch):
-    """FlexAttention as it runs uncompiled, where it has a backward pass on the CPU."""
+    """Let FlexAttention run uncompiled, because then it has a backward pass on the CPU."""
     monkeypatch.setattr(flex, "_compiled_flex", lambda *kind: flex._attend_to_parts)
     monkeypatch.setattr(flex, "DEVICES_WITHOUT_LSE", ())
     monkeypatch.setattr(flex_of_torch, "_validate_device", lambda *tensors: None)
@@ -604,8 +605,8 @@ OUT_OF_ROOM = (
 
 @pytest.fixture
 def no_room(monkeypatch):
-    """A FlexAttention of which `auto` thinks that it runs, and whose kernel does not fit: the
-    number of its calls."""
+    """Let `auto` choose FlexAttention, whose kernel then does not fit the GPU. Return the list of
+    calls of the kernel."""
     calls = []
 
     def fails(*args, **options):

@@ -181,7 +181,7 @@ def test_what_changes_scores_otherwise_is_not_taken(encoding, monkeypatch):
 
 
 class Stored(posenc.DistanceBias):
-    """A bias that gives out a tensor of its own."""
+    """Add a bias that is a tensor of the encoding itself, not a new one."""
 
     def __init__(self):
         super().__init__()

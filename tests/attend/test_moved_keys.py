@@ -90,7 +90,8 @@ SCALED = {
 
 
 def rotated(x: torch.Tensor, positions: list[int], factor: float, inv_freq: list[float]):
-    """Float64, pair t of channels (t, t + d/2) as a complex number."""
+    """Rotate x in float64 by RoPE's formula: channels t and t + d/2 are a complex number, times
+    `factor`."""
     first, second = x.double().chunk(2, -1)
     angle = torch.tensor([[p * f for f in inv_freq] for p in positions], dtype=torch.float64)
     turned = torch.complex(first, second) * factor * torch.exp(1j * angle)

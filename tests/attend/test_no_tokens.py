@@ -17,7 +17,7 @@ from posenc.testing.harness import (
 
 
 def attend(encoding: posenc.PositionEncoding, q_len: int, kv_len: int, dtype=torch.float32):
-    """Of tokens that need no gradient themselves."""
+    """Return the output of attention for random q, k and v, which need no gradient themselves."""
     positions = successive_positions(encoding, max(q_len, kv_len))
     x = random_embeddings(len(positions), batch=2, dtype=dtype)
     state = encoding.state(x, positions)

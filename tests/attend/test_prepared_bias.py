@@ -12,7 +12,7 @@ POSITIONS = torch.arange(LENGTH)
 
 
 class Counted(posenc.Kerple):
-    """How often the bias was computed."""
+    """Count how often the bias was computed."""
 
     bias_tensors = ("r1", "r2")
     calls = 0

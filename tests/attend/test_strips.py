@@ -37,7 +37,7 @@ def test_a_learned_tables_gradient_is_right_and_the_same_bits_every_time():
 
 
 class Doubled(posenc.T5Bias):
-    """T5's bias plus a slope, so that no distances share a parameter."""
+    """Add T5's bias and a slope, so that no two distances share a parameter."""
 
     def __init__(self, num_heads):
         super().__init__(num_heads)
@@ -112,7 +112,8 @@ def test_keys_with_tiny_weights_are_left_out_unless_a_number_is_not_finite(spoil
 
 
 class Steps(posenc.DistanceBias):
-    """-1000 from the head's distance on, and -inf at distance `blind`."""
+    """Add a bias that falls to -1000 from a distance on, which differs between heads, and is -inf
+    at distance `blind`."""
 
     def __init__(self, blind=-1):
         super().__init__()
@@ -203,7 +204,7 @@ def test_a_far_bucket_that_few_find_has_a_precise_gradient(far):
 
 
 class Rare(posenc.DistanceBias):
-    """So low at every `period`th distance that no key there counts."""
+    """Add a bias so low at every `period`th distance that keys there have no weight."""
 
     def __init__(self, period):
         super().__init__()
@@ -284,7 +285,8 @@ def test_channels_that_do_not_lie_side_by_side(odd):
 
 
 class Linear(posenc.DistanceBias):
-    """Values of a distance side by side in memory, as a linear layer leaves them."""
+    """Add a bias whose values for the heads of a distance are adjacent in memory, as a linear layer
+    returns them."""
 
     def bias(self, distance):
         return (distance.float()[..., None] * -torch.tensor([0.1, 0.2, 0.3, 0.4])).movedim(-1, 0)

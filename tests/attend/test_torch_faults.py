@@ -18,7 +18,8 @@ FORWARD, BACKWARD, FUNCTION = (
 
 
 def only_first_heads(q, k, v, **options):
-    """Torch 2.6: the kernel reads head h of keys for head h of queries, wherever that is."""
+    """Compute as torch 2.6 does: query head h reads key head h, and begins again after the last key
+    head, although consecutive query heads should share one."""
     if k.shape[1] != q.shape[1]:
         k, v = (t.repeat(1, q.shape[1] // t.shape[1], 1, 1) for t in (k, v))
     return FORWARD(q, k, v, **options)
@@ -98,7 +99,8 @@ PLANTED = [
 
 @pytest.fixture
 def plant(monkeypatch):
-    """plant(name, kernel) replaces one and forgets what is known of this release."""
+    """Return a function (name, kernel) that replaces a kernel of torch and forgets the faults known
+    of this release."""
 
     def planted(name, kernel):
         owner, name = (

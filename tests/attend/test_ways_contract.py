@@ -29,7 +29,7 @@ IMPLS = [n for n in WAYS if n not in ("reference", "flex")]
 
 @dataclass(frozen=True)
 class Setup:
-    """Arguments of one attention call."""
+    """Hold the arguments of one call of attention."""
 
     q: Tensor
     k: Tensor
@@ -78,7 +78,8 @@ def setup(
     causal: bool = True,
     grad: bool = True,
 ) -> Setup:
-    """`name` over these key positions, the last `queries` of which are also the queries'."""
+    """Return the arguments of attention with the encoding `name`, for keys at these positions and
+    the last `queries` of them as queries."""
     torch.manual_seed(0)
     shape = posenc.ModelShape(EMBED, HEADS, KV_HEADS, HEAD_DIM, train_length=512, causal=causal)
     encoding = posenc.create(name, shape).for_layer(0).double()
@@ -114,8 +115,8 @@ def setup(
 
 
 def taken(case: Setup, impl: str) -> tuple[bool, bool]:
-    """Return whether `impl` gives the output, and the log-sum-exp with it, by what the encoding's
-    term offers. What it does not give, it must refuse."""
+    """Return two booleans, derived from the encoding's term: whether `impl` can give the output,
+    and whether it can give the log-sum-exp too. Otherwise it must refuse."""
     if impl == "blocks":
         return True, True
     passes = case.encoding.passes(case.q_positions, case.kv_positions)
@@ -139,8 +140,8 @@ def taken(case: Setup, impl: str) -> tuple[bool, bool]:
 
 
 def assert_same(case: Setup, impl: str, *, gradients: bool = True):
-    """Output, log-sum-exp and gradients of `impl` equal the reference's where it is to take the
-    call; elsewhere it refuses it."""
+    """Fail unless output, log-sum-exp and gradients of `impl` equal the reference's, where it can
+    run; elsewhere it must refuse."""
     takes = taken(case, impl)
     want, want_lse = case.run("reference", return_lse=True)
     if takes[1]:
@@ -182,7 +183,7 @@ def test_a_way_that_runs_what_it_should_be_refused_fails_the_contract(monkeypatc
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """Blocks so small that odd lengths leave a remainder."""
+    """Make blocks so small that odd lengths leave a remainder."""
     monkeypatch.setattr(blocks, "rows_per_block", lambda call: 16)
     monkeypatch.setattr(strips, "STRIP_ROWS", 8)
     monkeypatch.setattr(strips, "GROUP_ROWS", 32)

@@ -39,7 +39,7 @@ MODELS = ("nope", "rope", "alibi", "learned", "fox", "mrope")
 
 
 def of(encoding: posenc.PositionEncoding, positions):
-    """The positions, with as many components as the encoding takes."""
+    """Return the positions with as many components as the encoding takes."""
     axes = encoding.claims.num_axes
     if axes == 1 or not isinstance(positions, torch.Tensor):
         return positions

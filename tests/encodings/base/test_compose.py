@@ -13,7 +13,7 @@ from tests.attending import attend, decoded
 
 
 class Decay(posenc.PositionEncoding):
-    """A state per token that accumulates, as a forgetting gate's does."""
+    """Compute a state per token that accumulates over tokens, as a forgetting gate's does."""
 
     claims = Claims(places=(3,), permutation_invariant=False, causal_only=True)
 
@@ -43,7 +43,7 @@ def qkv(length: int = 7):
 
 
 def dense(q, k, v, bias, mask):
-    """Softmax attention written out."""
+    """Return softmax attention from scores of all pairs."""
     scores = q @ k.mT * 8**-0.5 + bias
     return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v
 

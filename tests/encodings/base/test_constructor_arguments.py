@@ -37,8 +37,8 @@ WRONG = {
 
 
 def arguments() -> list[tuple[type, str, object]]:
-    """Every argument of every constructor that is a number or a choice of two, with something that
-    it may not be; the first of each annotation with all of them."""
+    """Return (class, name, wrong value) for arguments of all constructors that are numbers or
+    flags: for the first argument with each annotation every wrong value, for the others one."""
     found, known = [], set()
     for kind in CLASSES:
         for name, parameter in inspect.signature(kind).parameters.items():

@@ -27,7 +27,7 @@ Test = Callable[..., None]
 
 @functools.cache
 def marked() -> dict[tuple[str, str], list[Test]]:
-    """(mark, encoding) -> the tests that carry it."""
+    """Return the tests with the mark `golden` or `reference`, by (mark, encoding)."""
     found: dict[tuple[str, str], list[Test]] = {}
     for path in sorted(TESTS.rglob("test_*.py")):
         if not re.search(r"^@pytest\.mark\.(golden|reference)\(", path.read_text(), re.MULTILINE):
@@ -42,7 +42,7 @@ def marked() -> dict[tuple[str, str], list[Test]]:
 
 
 def calls(test: Test) -> Iterator[dict[str, Any]]:
-    """The arguments of each parametrized run of a test that has no fixtures."""
+    """Yield the arguments of each parametrized run of a test that has no fixtures."""
     axes = []
     for mark in test.pytestmark:  # type: ignore[attr-defined]
         if mark.name == "parametrize":
@@ -55,7 +55,7 @@ def calls(test: Test) -> Iterator[dict[str, Any]]:
 
 
 def off(value: Any) -> Any:
-    """What a method returned, five percent away."""
+    """Return what a method returned, with its numbers changed by five percent."""
     if isinstance(value, Tensor):
         return value * 1.05 if value.is_floating_point() else value
     if isinstance(value, float | Decimal):
@@ -73,7 +73,8 @@ def off(value: Any) -> Any:
 
 
 def methods_off(cls: type) -> dict[str, Callable[..., Any]]:
-    """The public methods of a class of posenc, giving numbers that are five percent off."""
+    """Return the public methods of a class of posenc, by name, changed to return numbers that are
+    five percent off."""
     found = {name: inspect.getattr_static(cls, name) for name in dir(cls) if name[0] != "_"}
     return {
         name: _planted(method)
@@ -99,7 +100,7 @@ def _planted(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sees(test: Test) -> bool:
-    """Whether some run of the test fails by an assertion."""
+    """Return True if some run of the test fails by an assertion."""
     for arguments in calls(test):
         try:
             test(**arguments)
@@ -109,7 +110,8 @@ def sees(test: Test) -> bool:
 
 
 def subject(name: str) -> type:
-    """What is to be checked: the scaling, where RoPE itself is another entry's subject."""
+    """Return the class that the tests of an entry must check: its scaling if it has one, because
+    RoPE itself is another entry."""
     entry = registry.entry(name)
     scaling = entry.defaults.get("scaling")
     return SCALINGS[scaling] if scaling else registry.encoding_class(name)

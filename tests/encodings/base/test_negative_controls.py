@@ -96,7 +96,7 @@ def failure(cls: type[PositionEncoding], check: str) -> str | None:
 
 
 def assert_rejected(test: Callable[[Case], None], method: str) -> None:
-    """At least one recorded case of the method fails the suite's own test."""
+    """Fail unless at least one recorded case of `method` makes the suite's own test fail."""
     rejected = 0
     for parameter in cases(method):
         (case,) = parameter.values

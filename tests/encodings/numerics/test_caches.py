@@ -8,7 +8,7 @@ from posenc.encodings.numerics.caches import MAX_TABLES, TableCache
 
 
 class Counted:
-    """Three times a weight, and how often that was computed."""
+    """Return three times a weight, and count how often that was computed."""
 
     def __init__(self):
         self.kept, self.weight, self.count = TableCache(), torch.randn(3, 5), 0

@@ -45,7 +45,7 @@ def test_angles_up_to_two_to_the_fortieth(case: Case):
 
 
 def exact_cos_sin(angle: Decimal) -> tuple[float, float]:
-    """cos and sin of a decimal angle: reduced to a turn exactly, then by the library's."""
+    """Return cos and sin of a decimal angle, which is first reduced exactly to one turn."""
     rest = angle - TWO_PI * (angle / TWO_PI).to_integral_value()
     return math.cos(rest), math.sin(rest)
 

@@ -88,7 +88,7 @@ def test_a_script_may_register_what_its_workers_load_again(tmp_path):
 
 
 class Point:
-    """What an installed package says of itself."""
+    """Stand for an entry point: what an installed package says of itself."""
 
     def __init__(self, name: str, value: str, package: str = "theirs") -> None:
         self.name, self.value = name, value

@@ -37,7 +37,8 @@ not_one = 3
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder of the user's, where they are, with a helper beside their encoding."""
+    """Return a folder of the user, made the current one, with an encoding and a helper file next to
+    it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     helper = f"helper_{tmp_path.name}".replace("-", "_")
