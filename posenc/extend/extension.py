@@ -44,7 +44,7 @@ from posenc.tasks.scoring import LEAST_LEARNED_EXACT_MATCH
 
 @dataclass
 class Outcome:
-    """All variants measured, the recommendation, and what was exported.
+    """Hold all variants measured, the recommendation, and what was exported.
 
     target: the new length in tokens. measured: each variant with its evaluation, by name.
     recommended: a method, "none" to leave the model as it is, "" without a recommendation. reason:
@@ -52,7 +52,8 @@ class Outcome:
     checkpoint. short_documents: the document of every token of the short texts, (texts, trained
     length). tuned: the measurements of the exported variant after its tuning; None without.
     tuning_losses: of each step, in nats. config_diff: the lines in which the new config.json
-    differs. proof: None if nothing was written.
+    differs. files_not_copied: names of files in the old folder that the new one lacks. proof: None
+    if nothing was written.
     """
 
     checkpoint: Checkpoint
@@ -106,10 +107,10 @@ class NotExported(RunFailed):
 
 @dataclass(frozen=True)
 class ExtensionRun:
-    """The inputs that the steps of one call of `extend` share.
+    """Hold the inputs that the steps of one call of `extend` share.
 
-    windows: the text to measure on. fitting: other text, for search and tuning; None if there is
-    neither. encode: text to tokens, for tasks in words; None without a tokenizer.
+    windows: the text to measure on. fitting: other text, for search and tuning; None if neither is
+    to run. encode: text to tokens, for tasks in words; None without a tokenizer.
     """
 
     checkpoint: Checkpoint
@@ -120,7 +121,7 @@ class ExtensionRun:
     encode: Encode | None
 
     def measure(self, variant: Variant, progress: Progress) -> Evaluation:
-        """Return what is measured of one variant of the checkpoint."""
+        """Measure one variant of the checkpoint, and return the evaluation."""
         return measure_variant(
             self.checkpoint, variant, self.windows, self.options, progress, self.encode
         )
@@ -204,7 +205,7 @@ def _fitting_windows(
     method: str | None,
     options: Options,
 ) -> Windows | None:
-    """Sample the windows that search and tuning read; None if there is neither."""
+    """Sample the windows that search and tuning read; None if neither of them is to run."""
     searches = bool(checkpoint.rope_settings) and needs_search(method, options)
     if not searches and options.tune is None:
         return None
@@ -215,15 +216,15 @@ def _fitting_windows(
 
 
 def _state_lock(run: ExtensionRun) -> AbstractContextManager[object]:
-    """Return a context manager that locks the folder of the restart state; one that does nothing if
-    there is neither search nor tuning, which alone write there."""
+    """Return a context manager that locks the folder of the restart state, in which only search and
+    tuning write; it does nothing if neither of them is to run."""
     if run.fitting is None or run.options.state is None:
         return nullcontext()
     return folder_locked(run.options.state)
 
 
 def _method_to_export(outcome: Outcome, method: str | None, options: Options) -> str | None:
-    """Return the method to tune and export; None to leave the model as it is."""
+    """Return the name of the method to tune and export; None to leave the model as it is."""
     if method is not None:
         chosen = method
     elif options.tune is not None:
@@ -300,8 +301,8 @@ def _load_in_requested_dtype(folder: str | Path, options: Options) -> Checkpoint
 def _measure_variants(
     run: ExtensionRun, builders: VariantBuilders, method: str | None
 ) -> tuple[dict[str, tuple[Variant, Evaluation]], dict[str, str]]:
-    """Measure every variant. Return the variants with their evaluations, and why others could not
-    be measured, by name: one method that this model's code refuses must not end a run of hours.
+    """Measure every variant. Return the variants with their evaluations by name, and by name the
+    reason why others could not be measured, so that one of them does not end a run of hours.
 
     Raises: ValueError or RunFailed if the unchanged model or `method`, the one that was asked for,
     cannot be measured.
@@ -366,8 +367,8 @@ def tune_and_export(
 def _export_plan(
     run: ExtensionRun, outcome: Outcome, chosen: Variant, *, weights_changed: bool
 ) -> ExportPlan:
-    """Return the description of the export. weights_changed: True if they are not those of the
-    checkpoint."""
+    """Return the description of the export. weights_changed: True if the weights in memory are not
+    those of the checkpoint's folder."""
     tuning = run.options.tune
     return ExportPlan(
         f"{chosen.name}, {chosen.summary}",

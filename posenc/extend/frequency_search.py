@@ -66,7 +66,7 @@ def apply_genome(
 
 
 SHORT_WEIGHT = 1.75
-"""Weight of a nat lost within the training length, in nats beyond it."""
+"""Weight of the loss within the training length, relative to the loss beyond it."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ScoredGenome:
 
 
 class GenomeScorer:
-    """Scores genomes by the losses of the model on the same windows.
+    """Score genomes by the losses of the model on the same windows.
 
     Every loss is relative to the trained model's loss on the same token in a window of its training
     length, so that a bucket of hard text does not count against a genome.
@@ -151,14 +151,16 @@ NUM_FINALISTS = 4
 """Best genomes that have children, children of a generation, and best genomes that are scored again
 at the end; chosen, not derived, as are the numbers below."""
 FIRST_SCORE_MARGIN = 0.05
-"""A genome whose first windows are at most this many nats worse than the parents' is read on."""
+"""A genome is given up after the first third of the windows if its score there is more than this
+many nats above the highest one of the best genomes."""
 SEED_METHODS = ("linear", "ntk", "ntk-1.5x", "ntk-2x", "by-parts", "yarn", "llama3")
 BANDED_METHODS = ("ntk-1.5x", "ntk-2x")
-"""Seeds whose bands of pairs are also tried stretched more and less."""
+"""Methods whose factors are also tried with one band of pairs stretched more or less."""
 BAND_FACTORS = (0.88, 1.2)
-"""Multiples of the factors of a band in these seeds."""
+"""By what the factors of this band are then multiplied."""
 MUTATION_SIZES = (0.02, 0.07, 0.25)
-"""Standard deviations of a mutation, in logs: some to settle and some to get away."""
+"""Standard deviations of a mutation, in logarithms: small ones refine, large ones leave a local
+minimum."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ class SearchResult:
 
 
 class FrequencySearch:
-    """Evolves frequency factors for one checkpoint; resumes from `state` if the file exists.
+    """Evolve frequency factors for one checkpoint; resumes from `state` if the file exists.
 
     Children lie between or a little beyond two parents, with a band of neighbouring pairs and the
     temperature multiplied by log-normal noise, made monotone again. The best few are compared once

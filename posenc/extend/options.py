@@ -14,7 +14,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Options:
-    """Methods to try, and measurements; most are options of the command, with its help.
+    """Say what to try and what to measure; most fields are options of the command, with its help.
 
     tune: fine-tuning before the export. targets: tokens at the end of a window whose loss is
     measured with growing context.

@@ -21,9 +21,11 @@ UNREADABLE_LOSS = math.log(1000)
 
 
 def best_method(measured: Measured, options: Options) -> str | None:
-    """Return the method with the lowest mean loss over all buckets that stock tools can load.
+    """Return the name of the method with the lowest mean loss among those that stock tools can load
+    and, unless `options` allows others, whose cache is exact; None if none was measured.
 
-    Every bucket counts the same, so that neither the short range nor the long one is sacrificed.
+    The mean is over buckets of positions. Every bucket counts the same, so that neither the short
+    range nor the long one is sacrificed.
     """
     loss_by_method = {
         name: evaluation.mean_over_buckets()
@@ -77,7 +79,7 @@ def recommend(
 
 @dataclass(frozen=True)
 class _Evidence:
-    """The measurements on which a recommendation rests.
+    """Hold the measurements on which a recommendation rests.
 
     train_length: the training length in tokens. documents: the document of every measured token, or
     None. was_tuned: True if the method was tuned before it was measured.

@@ -47,8 +47,8 @@ FAMILIES: dict[str, TableOfFamily] = {
 
 
 class GrowthMethod(NamedTuple):
-    """A way to lengthen a table. lengthen: function of the table, the number of positions and
-    offset_rows, see posenc.encodings.embeddings.grow."""
+    """Describe a way to lengthen a table. lengthen: function of the table, the number of positions
+    and offset_rows, see posenc.encodings.embeddings.grow."""
 
     summary: str
     lengthen: Callable[..., Tensor]
@@ -156,7 +156,8 @@ def lengthened_table(model: Any, method: str, length: int) -> Iterator[nn.Module
 
 
 class _Buffer(NamedTuple):
-    """A buffer (..., positions) and where it is: the attribute `name` of the module `owner`."""
+    """Hold a buffer (..., positions), and where it is: the attribute `name` of the module
+    `owner`."""
 
     owner: nn.Module
     name: str
@@ -175,8 +176,8 @@ def _position_buffers(model: nn.Module, length: int) -> list[_Buffer]:
 
 
 def _longer_buffer(name: str, buffer: Tensor, length: int) -> Tensor:
-    """Return a buffer (1, length) for the buffer of this name: positions 0, 1, ..., or token type 0
-    everywhere."""
+    """Return a buffer (1, length) to replace the buffer of this name: 0, 1, 2 ... for position_ids,
+    zeros for token_type_ids."""
     if name == "position_ids":
         return torch.arange(length, device=buffer.device).expand(1, -1)
     return buffer.new_zeros(1, length)

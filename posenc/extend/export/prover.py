@@ -49,7 +49,7 @@ class Proof:
     logits_moved_by_frequency_error: float = 0.0
     """How far logits move at these positions if frequencies are off by FREQUENCY_ERROR."""
     largest: float = 1.0
-    """The largest logit: where all are small, a small difference is another computation."""
+    """The largest logit: if it is below 1, decoding may differ by less in proportion."""
 
     def failures(self, *, cache_safe: bool) -> list[str]:
         """Return in words which checks failed and what would pass; empty if the export is
@@ -79,7 +79,7 @@ class Proof:
 
 
 class Prover:
-    """Runs the comparison in a fresh process with stock transformers. The process may start early,
+    """Run the comparison in a fresh process with stock transformers. The process may start early,
     so that its imports overlap with other work."""
 
     def __init__(self) -> None:

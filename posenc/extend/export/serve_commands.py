@@ -24,7 +24,7 @@ from posenc.runtimes.writers.overrides import override_options
 from posenc.runtimes.writers.recipes import Recipe, what_changes_with_length
 
 PACKAGES = {"transformers-5": "transformers>=5", "transformers-4": "transformers>=4.56,<5"}
-"""Requirements of pip."""
+"""Requirement for pip of each version of transformers."""
 LENGTH_KEY = "max_position_embeddings"
 KEYS_OF_LOADED_CONFIG = ("rope_parameters", "original_max_position_embeddings", LENGTH_KEY)
 """Keys that transformers 5 computes from once a config is loaded."""

@@ -31,7 +31,8 @@ ROW, PADDING, STEPS = 32, 5, 3
 """Tokens of the longer row of a padded batch, those that the shorter row lacks, and those that are
 decoded one by one."""
 FAMILIES_THAT_READ_PADDING = ("convbert", "mobilebert")
-"""Families that mix the embeddings of neighbours before any mask, by design."""
+"""Families that mix the embeddings of neighbouring tokens before any mask, so that padding changes
+the tokens next to it."""
 
 
 def rotary_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:

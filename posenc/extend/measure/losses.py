@@ -27,7 +27,7 @@ class NotFinite(ValueError):
 
 @dataclass(frozen=True)
 class LossReader:
-    """Computes the losses of a model, of next tokens or of masked ones.
+    """Compute the losses of a model, of next tokens or of masked ones.
 
     mask_token: id of the mask token of a masked model; None for a causal one.
     in_one_piece: True to never read in pieces through the cache.

@@ -41,7 +41,7 @@ def sample_windows(
 
     encode: returns the token ids of a text.
 
-    Raises: ValueError where there is not enough text for one.
+    Raises: ValueError if there is not enough text for one window.
     """
     needed = length * count
     tokens_per_document = max(length, -(-needed // max(1, len(documents))))

@@ -232,8 +232,8 @@ def mixes_packed_texts(model: Any, stack: Stack, example: dict[str, Any]) -> boo
 
 
 _SMALLEST_EFFECT_OF_ORDER = 1e-2
-"""Largest change of hidden states that rounding may bring where other tokens of a row change, but
-not their number: experts read their tokens together."""
+"""Smallest relative change of hidden states that counts as an effect of other tokens. A smaller one
+may be rounding, because experts of a mixture read all tokens of a row together."""
 
 
 def _hidden_states(

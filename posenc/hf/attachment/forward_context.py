@@ -108,7 +108,7 @@ class AttentionRecord:
 
 
 CALLED_WITH_POSITION_IDS: ContextVar[bool] = ContextVar("posenc position_ids", default=False)
-"""Whether the running model was called with position_ids; set for models that may drop them."""
+"""True if the running model was called with position_ids; set for models that may drop them."""
 RUNNING_FORWARD: ContextVar[RunningForward | None] = ContextVar("posenc forward", default=None)
 RUNNING_ATTENTION: ContextVar[RunningAttention | None] = ContextVar(
     "posenc attention", default=None

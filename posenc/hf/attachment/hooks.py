@@ -65,8 +65,8 @@ class AttachedLayer:
 
 @dataclass
 class HookedModule:
-    """A module that carries hooks, or a layer around it, and where it was when the encoding was
-    attached: the attribute `name` of `parent`."""
+    """Describe a module that carries hooks, or a layer around it, and where it was when the
+    encoding was attached: the attribute `name` of `parent`."""
 
     parent: nn.Module
     name: str

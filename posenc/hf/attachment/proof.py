@@ -37,7 +37,7 @@ NUM_MISSING_TOKENS = 2
 
 @dataclass(eq=False)
 class StackOutput:
-    """Output of the last stack of a model, and the positions that it read.
+    """Hold the output of the last stack of a model, and the positions that it read.
 
     hidden: its output, (batch, len, dim). positions: those of the queries in each of its
     attentions, (batch, len) or (batch, len, axes). causal: none of its attentions looks ahead.

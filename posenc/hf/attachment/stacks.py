@@ -24,7 +24,8 @@ HALF_PRECISION_TOLERANCE = 5e-2
 
 @dataclass(eq=False)
 class Stack:
-    """Layers that share an encoding: the module that gets the positions and its attentions.
+    """Describe layers that share an encoding: the module that gets the positions, and its
+    attentions.
 
     attentions: one call of each of its attention modules. embed_dim: width of its hidden states.
     cross_attentions: modules of its layers that read another stack, and get no encoding.

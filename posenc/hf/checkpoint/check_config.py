@@ -40,8 +40,9 @@ TYPES_BY_KEY: dict[str, tuple[type | tuple[type, ...], str]] = {
         (bool, "true or false"),
     ),
 }
-"""Keys at whose other values transformers stops with words about Python, or, before 5.12, takes
-any text, "false" too, for true."""
+"""By key, the type of its value, and the name of the type for messages. For another type
+transformers raises an error about Python code or, before 5.12, reads any text as true, even
+"false"."""
 LARGEST_COUNT = 2**31 - 1
 FULL_ATTENTION = "full_attention"
 KNOWN_ROTARY_KEYS = frozenset(

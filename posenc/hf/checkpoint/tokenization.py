@@ -17,7 +17,7 @@ VOCABULARY_FILES = (
     "tokenizer.json tokenizer.model vocab.txt vocab.json spiece.model sentencepiece.bpe.model "
     "spm.model tekken.json".split()
 )
-"""Files one of which every tokenizer has."""
+"""Every tokenizer has one of these files."""
 
 
 @dataclass(frozen=True)
