@@ -141,7 +141,12 @@ export function findings(config, family, runtimes) {
     if (kindOf(fresh) !== "default") lost.push(kindOf(fresh));
     const readers = readersOf(runtimes);
     if (lost.length && readers) say(0, "PD001", { lost, readers });
-    else if (lost.length && OLD_READERS.some((name) => runtimes?.[name]?.a !== "no model")) say(0, "PD001.unknown", { lost });
+    else if (lost.length) {
+      const unread = OLD_READERS.filter((name) => runtimes?.[name]?.a === "unknown");
+      const rest = OLD_READERS.filter((name) => !unread.includes(name));
+      if (rest.some((name) => runtimes?.[name]?.a !== "no model")) say(0, "PD001.unknown", { lost });
+      else if (unread.length) say(0, "PD001.unread", { lost, readers: unread });
+    }
   }
   if (old && fresh) {
     const keys = differing(old, fresh, config);
