@@ -81,7 +81,8 @@ def _interpreter_named(value: str) -> Interpreter:
 
 
 def is_asked_of(runtime: str, rows: Collection[str]) -> bool:
-    """Return True if a runtime, a key of PROBES, answers for one of these rows of the table."""
+    """Return True if a runtime, a key of PROBES, answers for one of these rows: "transformers" for
+    "transformers-4" and "transformers-5", any other for the row of its own name."""
     return any(row == runtime or row.startswith(f"{runtime}-") for row in rows)
 
 

@@ -108,8 +108,9 @@ def _compare_mrope_ids(batch: Mapping[str, Any], model: Model) -> PositionIdRepo
 
 
 def _note_on_runtimes(seen: list[int], got: list[Any], wanted: list[Any], later: list[Any]) -> str:
-    """Return what to know of a row that runtimes number in two ways. seen: the places of its
-    tokens; got: the file's numbers; wanted and later: those of AUTHORS and of LATER."""
+    """Return a sentence about a row that runtimes number in two ways. seen: the indices of its
+    visible tokens. got: the file's numbers. wanted: those of the paper (AUTHORS); later: those of
+    the releases in LATER."""
     if got == later:
         return (
             f"these are the numbers of {LATER}, whose own decoding goes on at the "

@@ -58,7 +58,7 @@ SCALAR_SCALES = dict.fromkeys(
 
 
 class BadConfigError(ValueError):
-    """A config with impossible sizes, which no runtime needs to see."""
+    """Sizes in a config that no model can have; raised before any runtime is emulated."""
 
 
 def language_model_key(config: Mapping[str, Any]) -> str:

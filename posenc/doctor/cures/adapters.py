@@ -31,9 +31,13 @@ def fix(
     length: int | None,
     versions: Mapping[str, str],
 ) -> ScaledAdapter:
-    """Write the adapter that fits what `--fix` writes of its model.
+    """Write to `out` the LoRA adapter whose B goes with the copy that --fix writes of its model;
+    return how many tensors were scaled, and by which factor.
 
-    Raises: ValueError where its model is not given, or its rows cannot be scaled.
+    adapter: its folder. like: the folder of its model. named, length, versions: as for
+    `fixing.fix`.
+
+    Raises: ValueError where the model is not given, or the adapter's rows cannot be scaled.
     """
     base = _load_base_model(adapter, like)
     with path_in_errors(base.path):

@@ -42,7 +42,8 @@ def runtimes_that_answered(
 
 
 def _without_folded_share(meant: ComputedPositions, folded: float) -> ComputedPositions:
-    """Return what is meant with multipliers divided by the share that the weights of q have."""
+    """Return what is meant with each multiplier divided by `folded`, the share of it that was
+    multiplied into the weights of q."""
     layers = {
         kind: LayerRotation(layer.inv_freq, layer.multiplier / folded)
         for kind, layer in meant.layers.items()

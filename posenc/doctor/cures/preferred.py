@@ -53,8 +53,9 @@ def contradictions(config: Mapping[str, Any]) -> Iterator[Contradiction]:
 
 
 def _two_levels(config: Mapping[str, Any], inner: str) -> Iterator[Contradiction]:
-    """Yield the keys that are beside the language model's own config, and have another value or
-    none in it. inner: its key; empty without one."""
+    """Yield a contradiction for each key that stands beside the language model's own config and has
+    another value in it, or none. inner: the key of that config, such as text_config; empty without
+    one."""
     for key in OUTSIDE if inner else ():
         if config.get(key) is not None and config[key] != config[inner].get(key):
             inside = ((inner, key),) if config[inner].get(key) is not None else ()
@@ -108,12 +109,13 @@ def with_preferred(config: Mapping[str, Any], preferred: str) -> dict[str, Any]:
             others = [found.in_words for found in contradictions(result)]
             said = f"; it needs {'; '.join(others)}" if others else ""
             raise ValueError(f"--prefer: nothing in the config contradicts {name}{said}.")
-        _settle(result, path, settled[0])
+        _set_every_place(result, path, settled[0])
     return result
 
 
-def _settle(config: dict[str, Any], path: Path, contradiction: Contradiction) -> None:
-    """Change the config itself so that a setting has its value at `path` in every place."""
+def _set_every_place(config: dict[str, Any], path: Path, contradiction: Contradiction) -> None:
+    """Set every place of a contradicting setting, in `config` itself, to the value that it has at
+    `path`."""
     value = _value_at(config, path)
     key = path[-1]
     for other in contradiction.paths:

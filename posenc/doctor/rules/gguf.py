@@ -48,7 +48,7 @@ SCALED_FAMILIES = (
 """As their published config.json says: rope_type llama3, original_max_position_embeddings 8192."""
 
 
-def _take_from_folder(case: Case) -> str:
+def _command_to_take_from_folder(case: Case) -> str:
     """Return the end of a cure: the command that takes what is missing from the model's folder."""
     return f"Or take it from the folder of the model:{_command_to_copy(case)}"
 
@@ -153,7 +153,9 @@ def report_half_written_scaling(case: Case) -> Iterator[Hit]:
         return
     concerned = case.named_and_known(LLAMA_CPP)
     for message, cure in _half_written_scalings(meta):
-        yield Hit(message, concerned, LLAMA_CPP, cure=f"{cure} {_take_from_folder(case)}")
+        yield Hit(
+            message, concerned, LLAMA_CPP, cure=f"{cure} {_command_to_take_from_folder(case)}"
+        )
 
 
 def _half_written_scalings(meta: Metadata) -> Iterator[tuple[str, str]]:
@@ -222,7 +224,7 @@ def report_lost_rope_freqs(case: Case) -> Iterator[Hit]:
                 f"rope_freqs.weight: it goes wrong beyond {family.longest_older_context} tokens",
                 (),
                 LLAMA_CPP,
-                cure=f"Convert the model again. {_take_from_folder(case)}",
+                cure=f"Convert the model again. {_command_to_take_from_folder(case)}",
             )
 
 

@@ -36,19 +36,22 @@ def report_class_of_another_family(case: Case) -> Iterator[Hit]:
     if class_name is None or not isinstance(model_type, str):
         return
     if class_of_unknown_code(config, case.model.model_type) is not None:
-        yield _hit(case, class_name, model_type, "which posenc does not know", CHOOSE_BY_CLASS)
+        yield _hit_of_class(
+            case, class_name, model_type, "which posenc does not know", CHOOSE_BY_CLASS
+        )
         return
     others = families_of_class(class_name)
     if others and model_type not in others:
         if not is_named_like(class_name, case.model.model_type, model_type, exactly=True):
             whose = f"of {min(others, key=len)}"
-            yield _hit(case, class_name, model_type, whose, ALL)
+            yield _hit_of_class(case, class_name, model_type, whose, ALL)
 
 
-def _hit(
+def _hit_of_class(
     case: Case, class_name: str, model_type: str, whose: str, affected: tuple[str, ...]
 ) -> Hit:
-    """Return the report of a class. whose: the class, in words; affected: runtimes."""
+    """Return the hit for a class in architectures that is none of the model_type. whose: whose
+    class it is, in words; affected: the runtimes that choose their code by the class."""
     right_class = case.model.facts.get("architecture", "")
     of_another = affected == ALL
     by_class = "" if of_another else f"; {join_runtimes(affected)} choose the code by it"

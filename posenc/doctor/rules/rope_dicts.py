@@ -24,7 +24,7 @@ def report_rope_parameters_alone(case: Case) -> Iterator[Hit]:
         return
     readers = tuple(r for r in OLD_READERS if case.computed[r].is_known)
     if not readers:
-        yield from _unread_readers(case, lost)
+        yield from _report_readers_not_known(case, lost)
         return
     affected = case.runtimes_that_differ(readers)
     yield Hit(
@@ -35,7 +35,7 @@ def report_rope_parameters_alone(case: Case) -> Iterator[Hit]:
     )
 
 
-def _unread_readers(case: Case, lost: list[str]) -> Iterator[Hit]:
+def _report_readers_not_known(case: Case, lost: list[str]) -> Iterator[Hit]:
     """Report settings for old readers whose code for this family posenc does not know: some of
     their model files read the newer dict, so nothing is claimed."""
     readers = tuple(r for r in OLD_READERS if case.computed[r].known == "unknown")
@@ -127,8 +127,8 @@ def _has_base(case: Case) -> bool:
 
 
 def _case_with_base_written(case: Case, meaning: Meaning) -> Case:
-    """Return the case of the file with the base that is meant, which shows whose answer it
-    changes."""
+    """Return the case of a file that is like this one and states the base that is meant. A runtime
+    whose answer differs between the two takes another base."""
     first_layers = next(iter(meaning.parameters.values()))
     config = {
         **case.config,

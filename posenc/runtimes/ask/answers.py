@@ -160,7 +160,8 @@ def as_loaded(asked: Asked, metadata: Metadata, length: int | None) -> ComputedP
 
 
 def _metadata_as_loaded(metadata: Metadata, loaded: Mapping[str, float | str]) -> Metadata:
-    """Return the file's settings, where llama.cpp's loader has others with those."""
+    """Return a GGUF file's settings as posenc read them, each replaced by the value that
+    llama.cpp's loader printed where that is another one."""
     changes: dict[str, Any] = {}
     for name, field_name in LOADED_AS.items():
         if name in loaded and not _are_equal(loaded[name], getattr(metadata, field_name)):

@@ -71,8 +71,8 @@ class Metadata:
 
     num_layers: without those that only predict further tokens. width_per_head: the model's width
     divided by the number of heads, 0 where the file does not say them. window_pattern: of how many
-    layers one has no window, or one flag per layer. rope_pattern: one flag per layer. rotates: what
-    Granite takes `finetuned` for.
+    layers one has no window, or one flag per layer. rope_pattern: one flag per layer. rotates:
+    False where rope.scaling.finetuned is false, by which Granite says that no layer rotates.
     """
 
     architecture: str

@@ -253,8 +253,9 @@ def _divisors(meta: Metadata, length: int) -> tuple[float, ...]:
 
 
 def _mscale_all_dim(meta: Metadata) -> float:
-    """Return mscale_all_dim by yarn_log_multiplier, of which DeepSeek's converter writes a tenth
-    and Mistral's the whole; 0 for an architecture that does not read the key."""
+    """Return mscale_all_dim, computed from the key yarn_log_multiplier: Mistral's converter writes
+    it there unchanged, DeepSeek's a tenth of it. 0 for an architecture that does not read the
+    key."""
     value = meta.log_multiplier or 0.0
     if meta.architecture not in READS_LOG_MULTIPLIER:
         return 0.0

@@ -131,8 +131,8 @@ def _theta_and_scaling(model: Model, facts: MlxLmFacts) -> tuple[float, Scaling]
 
 
 def _refuse_null(model: Model, file: str) -> None:
-    """Raise RefusedError where the file looks into a dict that is null; NotReadError where a null
-    turns the rotation off."""
+    """Raise RefusedError where mlx-lm's model file looks into a dict that is null; NotReadError
+    where a null turns the rotation off."""
     if file in ("deepseek_v2", "minicpm3") and model.config.get("rope_scaling") is None:
         raise RefusedError("AttributeError: 'NoneType' object has no attribute 'get'")
     if file == "olmo_hybrid" and model.config.get("rope_theta", 0) is None:

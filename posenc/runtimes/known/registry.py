@@ -92,11 +92,12 @@ def emulator(runtime: str, compute: Callable[[Model, int | None], ComputedPositi
 
 
 def _facts_of(model: Model, cell: str) -> Mapping[str, Any] | None:
-    """Return the facts of a runtime; None if it has no such model, or none of the whole of several
-    modalities that it belongs to; empty if nobody has read it.
+    """Return a runtime's facts about a model; None if it has no such model, and empty if nobody has
+    read it.
 
-    The line of the whole may have facts of its own, where the runtime has other code for its
-    language model than for the same language model by itself.
+    A multimodal model may have facts of its own here, where the runtime has other code for its
+    language model than for the same language model by itself; they then count, also where they say
+    that the runtime has no such model.
     """
     whole = facts_of_family(str(model.outer_config.get("model_type"))) or {}
     if whole and not model.is_known:  # a language model that the whole does not have

@@ -190,8 +190,8 @@ def version_spoken_of(model_type: str, runtime: str, since: str) -> str:
 
 
 def unread_words(model_type: str, runtime: str, version: str) -> dict[str, list[str]]:
-    """Return the words of a config with which posenc does not know what a version computes, by the
-    recorded release that has answered otherwise."""
+    """Return, by recorded release that tells of a version, the config keys and rope types for which
+    it answered otherwise than posenc knows; releases without any are left out."""
     around = releases_around(runtime, version)
     return {
         release.version: release.unread[model_type]

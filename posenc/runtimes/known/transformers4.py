@@ -340,7 +340,7 @@ def _longrope_rotation(
 
 
 def _frequency_switch(scaling: dict[str, Any] | None) -> Switch:
-    """Return whether the frequencies change with the current length, of which none is refused."""
+    """Return "length" if the frequencies change with the length of the text, else "static"."""
     if scaling is None or scaling["rope_type"] not in ("dynamic", "longrope"):
         return "static"
     if scaling["rope_type"] == "dynamic":

@@ -86,7 +86,7 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
 
 
 def _rope_dict_for_layers(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
-    """Return the rope dict with which vLLM builds the model's layers, by the loaded one."""
+    """Return the loaded rope dict as vLLM changes it before it builds the model's layers."""
     if parameters["rope_type"] is None:  # by an override; a file without a type gets one
         raise RefusedError("KeyError: 'rope_type'")
     p = with_newer_type(parameters, model)

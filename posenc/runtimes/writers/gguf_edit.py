@@ -217,7 +217,7 @@ def _tensor_lines(meta: Metadata, freqs: tuple[float, ...] | None) -> list[str]:
 
 
 def _as_text(value: Any) -> str:
-    """Return a word, or a number in few digits."""
+    """Return a value for a message: text unchanged, a number in few digits."""
     return value if isinstance(value, str) else format(value, "g")
 
 

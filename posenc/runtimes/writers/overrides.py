@@ -261,8 +261,9 @@ def _rope_dict_after_override(
 
 
 def _fill_kind_with_none(p: Any, runtime: str) -> Parameters | None:
-    """Return one kind's dict, with None for the keys that loading would else fill in, see
-    `_fill_with_none`. None for a kind that an override stops from rotating, whose `p` is None."""
+    """Return the rope dict of one kind of layer with None for the keys that loading would else fill
+    in, see `_fill_with_none`; None where `p` is None, as for a kind that an override stops from
+    rotating."""
     if p is None:
         return None
     return _fill_with_none(_without_type(p) if isinstance(p, Mapping) else {}, runtime)

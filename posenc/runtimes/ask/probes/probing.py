@@ -74,7 +74,8 @@ class NeedsMemoryError(Exception):
 
 
 class StartAgain(Exception):
-    """The probe must be run again with the argument WHOLE, as what it did without may decide."""
+    """The probe must be run again with the argument WHOLE, as the packages that it left out may
+    have caused an error."""
 
 
 def start_again(question, answer_to):

@@ -43,11 +43,11 @@ class Server:
         raise NotImplementedError
 
     def attention_class(self):
-        """Return the class of the modules in which queries meet keys."""
+        """Return the class of the modules in which queries meet keys, such as vLLM's Attention."""
         raise NotImplementedError
 
     def softmax_scale(self, attention):
-        """Return what such a module multiplies q . k by; None if it does not tell."""
+        """Return what an attention module multiplies q . k by; None if it does not tell."""
         raise NotImplementedError
 
     def running(self, settings):
@@ -87,7 +87,8 @@ class Server:
             return {"unmeasured": error_in_one_line(error)}
 
     def refusal(self, error):
-        """Return the answer of the server's words of refusal."""
+        """Return the answer about a config at which the server stops with `error`: its words under
+        "refuses", or under "unmeasured" where it stops for want of a card."""
         words = error_in_one_line(error)
         if NEEDS_A_CARD.search(words):
             return {"unmeasured": f"it is not read here: {words}"}

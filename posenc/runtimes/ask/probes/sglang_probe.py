@@ -33,8 +33,9 @@ def start():
 
 @contextlib.contextmanager
 def without_kernel_of_rotation():
-    """Let rotary modules be built that take their kernel from vLLM, as SGLang's do without a card,
-    where vLLM is not installed. Their function in torch is measured, and no kernel."""
+    """Return a context in which SGLang's rotary modules can be built without their kernel, which
+    they take from vLLM where there is no card, and vLLM may be missing. Their function in torch is
+    measured, and no kernel."""
     if importlib.util.find_spec("vllm") is not None:
         yield
         return
@@ -63,7 +64,8 @@ class Sglang(Server):
     no_model = ("are not supported for now", "has no SGlang implementation")
 
     def settings_for(self, config, length):
-        """See Server."""
+        """Return the configs with which SGLang starts that is to admit `length` tokens; None for
+        the longest that it admits by itself. Code of the folder is never run."""
         import torch
         from sglang.srt.configs.model_config import ModelConfig
         from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
@@ -88,11 +90,11 @@ class Sglang(Server):
         return Settings(server, ModelConfig.from_server_args(server))
 
     def longest_admitted(self, config):
-        """See Server."""
+        """Return the tokens of the longest text that SGLang can be told to admit."""
         return self.settings_for(config, None).model.context_len
 
     def build_model(self, settings):
-        """See Server."""
+        """Return the model that SGLang builds of its settings; its large weights take no memory."""
         from sglang.srt.configs.load_config import LoadConfig
         from sglang.srt.distributed import parallel_state
         from sglang.srt.layers.dp_attention import initialize_dp_attention
@@ -116,13 +118,14 @@ class Sglang(Server):
             return _initialize_model(settings.model, LoadConfig(load_format="dummy"), None)
 
     def attention_class(self):
-        """See Server."""
+        """Return the class of SGLang's modules in which queries meet keys."""
         from sglang.srt.layers.radix_attention import RadixAttention
 
         return RadixAttention
 
     def softmax_scale(self, attention):
-        """See Server."""
+        """Return what an attention module of SGLang multiplies q . k by; None if it does not
+        tell."""
         return getattr(attention, "scaling", None)
 
 

@@ -51,7 +51,8 @@ def start():
 
 
 def does_without():
-    """Return True if transformers is imported without what takes the longest, and never rotates."""
+    """Return True if this run imports transformers without the packages that take the longest and
+    never rotate anything (see `do_without_what_never_rotates`)."""
     return WHOLE not in sys.argv
 
 
@@ -68,9 +69,9 @@ def do_without_what_never_rotates():
 
 
 def words_of(error):
-    """Return an error in one line, which is what transformers answers.
+    """Return an error in one line, as the probe's answer gives it.
 
-    Raises: StartAgain where what it does without may be the reason.
+    Raises: StartAgain where the packages that this run leaves out may have caused it.
     """
     if does_without() and isinstance(error, OF_SOMETHING_MISSING):
         raise StartAgain from error

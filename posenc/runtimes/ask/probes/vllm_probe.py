@@ -71,7 +71,8 @@ class Vllm(Server):
     )
 
     def settings_for(self, config, length):
-        """See Server."""
+        """Return the configs with which vLLM starts that is to admit `length` tokens; None for the
+        longest that it admits by itself. Code of the folder is never run."""
         from vllm.engine.arg_utils import EngineArgs
 
         Path("config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -102,7 +103,7 @@ class Vllm(Server):
         return shortest
 
     def build_model(self, settings):
-        """See Server."""
+        """Return the model that vLLM builds of its settings; its large weights take no memory."""
         from vllm.config import set_current_vllm_config
         from vllm.distributed import init_distributed_environment, initialize_model_parallel
         from vllm.distributed.parallel_state import destroy_model_parallel
@@ -121,17 +122,17 @@ class Vllm(Server):
                 return kind(vllm_config=settings)
 
     def attention_class(self):
-        """See Server."""
+        """Return the class of vLLM's modules in which queries meet keys."""
         from vllm.model_executor.layers.attention import Attention
 
         return Attention
 
     def softmax_scale(self, attention):
-        """See Server."""
+        """Return what an attention module of vLLM multiplies q . k by; None if it does not tell."""
         return getattr(attention.impl, "scale", None)
 
     def running(self, settings):
-        """See Server."""
+        """Return a context in which modules of vLLM's model can be called."""
         from vllm.config import set_current_vllm_config
 
         return set_current_vllm_config(settings)
