@@ -166,8 +166,8 @@ def extend_and_show(
 
 
 def _refuse_foreign_table(page: Path | None) -> None:
-    """Raise ValueError if the CSV table beside the page would replace a file that is not such a
-    table."""
+    """Raise ValueError if the CSV table, which is written next to the page, would replace a file
+    with other content."""
     if page is None:
         return
     table = page.with_suffix(".csv")

@@ -390,7 +390,7 @@ def _tune_stretched_model(
     run: ExtensionRun, chosen: Variant, tuning: TuneConfig, teacher: Any
 ) -> list[float]:
     """Tune the stretched model in place and return the losses. teacher: the model before it was
-    stretched, whose predictions are kept; None to learn from the text alone."""
+    stretched, whose predictions are kept; None to learn only from the text."""
     checkpoint = run.checkpoint
     assert run.fitting is not None
     mask_token = mask_token_id(checkpoint.folder) if checkpoint.masked else None

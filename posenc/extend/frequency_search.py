@@ -254,8 +254,8 @@ class FrequencySearch:
         raise AssertionError("generations never end")
 
     def _choose_finalist(self) -> SearchResult:
-        """Score the best genomes once more, on windows that none was chosen on; return the one
-        whose two scores have the lowest sum."""
+        """Score the best genomes again, on windows that none was chosen on; return the one whose
+        two scores have the lowest sum."""
         checked = [
             (best, self.final_scorer.score(best.genome).score)
             for best in self._best_tried(NUM_FINALISTS)

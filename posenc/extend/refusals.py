@@ -84,7 +84,7 @@ def check_before_loading(
 
 
 def _check_state_folder(state: Path | None, out: Path | None) -> None:
-    """Raise ValueError for a --state that cannot be a folder beside the new one."""
+    """Raise ValueError for a --state that is a file, or is in the new folder `out`."""
     if state is None:
         return
     if state.exists() and not state.is_dir():

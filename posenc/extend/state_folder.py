@@ -11,8 +11,8 @@ PARTIAL_FILE_PATTERNS = (".search.json.*.partial", "tune/.tune*.partial")
 
 
 def default_state_folder(out: Path) -> Path:
-    """Return the folder beside `out` that keeps the work of search and tuning for restarts, unless
-    --state names another. It is deleted after the export."""
+    """Return the folder next to `out` in which search and tuning save their work for restarts,
+    unless --state names another. It is deleted after the export."""
     return out.parent / f".{out.name}.state"
 
 

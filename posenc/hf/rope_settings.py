@@ -51,8 +51,8 @@ class RopeSetting:
     mscale_all_dim: float | None = None
 
     def yarn_attention_factor(self, factor: float) -> float:
-        """Return YaRN's factor of cos and sin as transformers computes it: from mscale and
-        mscale_all_dim if both are given, otherwise from `factor`."""
+        """Return YaRN's factor of cos and sin as transformers computes it: from `factor` and, if
+        both are given, from mscale and mscale_all_dim."""
         if self.mscale and self.mscale_all_dim:
             all_dim = yarn_attention_factor(factor, self.mscale_all_dim)
             return yarn_attention_factor(factor, self.mscale) / all_dim
@@ -181,8 +181,8 @@ def _original_length(parameters: dict[str, Any], config: Any) -> int | None:
 def _yarn_setting(
     setting: RopeSetting, parameters: dict[str, Any], config: Any, maximum: int
 ) -> RopeSetting:
-    """Return a setting without scaling, with YaRN's scaling and temperatures added. maximum: the
-    config's longest length."""
+    """Return `setting`, which has no scaling yet, with YaRN's scaling and temperatures added.
+    maximum: the config's longest length in tokens."""
     setting = replace(
         setting,
         mscale=parameters.get("mscale"),

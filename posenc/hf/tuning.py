@@ -65,8 +65,8 @@ def tune(
         progress: called with what is done and the fraction of it that is done.
         mask_token: id of the token that hides tokens, if masked tokens are to be predicted; None to
             predict the next token.
-        teacher: the original model, if its predictions are to be learned; None to learn from the
-            text alone.
+        teacher: the original model, if its predictions are to be learned; None to learn only
+            from the text.
         keep_adapter: called before adapters are merged into the weights, to save them.
 
     Raises: ValueError if the folder has the state of another tuning; RunFailed if the loss or a

@@ -193,9 +193,9 @@ def _config_and_serving_page(
 
 
 def raise_generation_limit(folder: Path, train_length: int, new_length: int) -> None:
-    """Raise max_length in the folder's generation_config.json to `new_length` tokens, if it is at
-    least `train_length`. A lower limit is somebody's choice, and stays. Without the file or the key
-    nothing is written."""
+    """Raise max_length in the folder's generation_config.json to `new_length` tokens if it is at
+    least `train_length`; a lower limit was chosen on purpose, and stays. Without the file or the
+    key nothing is written."""
     path = folder / GENERATION_CONFIG_FILE
     limit = read_json(path).get("max_length") if path.exists() else None
     if isinstance(limit, int) and not isinstance(limit, bool) and limit >= train_length:

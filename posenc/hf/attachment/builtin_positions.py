@@ -75,8 +75,8 @@ def bias_as_encoding(attention: Any) -> T5Bias | ALiBi | None:
 
 @dataclass
 class T5Table:
-    """Refer to T5's table of relative positions. The table is looked up at each use, because
-    somebody may put another one in its place, as load_state_dict(assign=True) does.
+    """Refer to T5's table of relative positions. The table is looked up at each use, because the
+    model may get another one, as from load_state_dict(assign=True).
 
     owner: the attention module that has it as `relative_attention_bias`.
     """

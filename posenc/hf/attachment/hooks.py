@@ -73,7 +73,8 @@ class HookedModule:
     module: nn.Module
 
     def is_in_place(self) -> bool:
-        """Return True if the module is still there, or in what somebody has wrapped around it."""
+        """Return True if the module is still there, or inside a module that was wrapped around it
+        there."""
         there = getattr(self.parent, self.name, None)
         return isinstance(there, nn.Module) and any(m is self.module for m in there.modules())
 
@@ -279,8 +280,8 @@ def _find_forward(
 def leave_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
     """Clear the record of the running attention after its module returns or raises (out: None).
 
-    Raises: ValueError if it returned without posenc's attention: somebody has set another attention
-    implementation, and the model's own positions are still removed.
+    Raises: ValueError if it returned without posenc's attention: another attention implementation
+    has been set since `attach`, and the model's own positions are still removed.
     """
     running = RUNNING_ATTENTION.get()
     if running is None or running.module is not module:
