@@ -96,8 +96,8 @@ class Task(ABC):
 
     def shortcuts(self) -> dict[str, Shortcut]:
         """Return functions that answer this task without doing it, by a description such as "the
-        last value"; {} if none is known. `posenc.tasks.scoring` has others, which fit every task.
-        """
+        last value"; {} if none is known. `posenc.tasks.scoring` has others, which fit every
+        task."""
         return {}
 
     @abstractmethod

@@ -35,8 +35,8 @@ VOIDING_FAILURES = {
     "decoding_matches_prefill": "its results depend on how a sequence is cut into calls",
     "rows_are_independent": "its results depend on other rows of the batch",
 }
-"""Checks whose failure makes the results of a comparison meaningless, and what that failure means.
-"""
+"""Checks whose failure makes the results of a comparison meaningless, and what that failure
+means."""
 
 
 def check_in_both_modes(check: Callable[[Make], None]) -> Callable[[Make], None]:

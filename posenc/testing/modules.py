@@ -180,15 +180,15 @@ def assert_masks_are_optional(make: Make) -> None:
         assert_same(model(x, positions, None), model(x, positions, masks.full), "masks.full")
 
 
-LENGTH = 130
-"""Tokens of the checks of modes: enough for several blocks of queries and for tables by distance.
-"""
-BATCH = 4
+MODE_CHECK_LENGTH = 130
+"""Tokens of the checks of modes: enough for several blocks of queries and for tables by
+distance."""
+MODE_CHECK_BATCH = 4
 """Rows of the batch in the checks of modes."""
-BOUNDS = {torch.float32: 1e-4, torch.float64: 1e-9}
+MODE_CHECK_BOUNDS = {torch.float32: 1e-4, torch.float64: 1e-9}
 """Maximum error relative to the largest number, in the checks of modes. Implementations are
-selected by name in float64 only, in which FlexAttention cannot run: it would compile for seconds.
-"""
+selected by name in float64 only, in which FlexAttention cannot run: it would compile for
+seconds."""
 
 RunInSetting = Callable[[OneLayerModel, Tensor], list[Tensor]]
 """Takes a layer and embeddings. Returns the layer's outputs in a mode such as inference, and after
@@ -233,10 +233,12 @@ def _assert_unchanged_in(make: Make, setting: RunInSetting) -> None:
     setting: runs the layer in the mode. In training, the reference here, all inputs and parameters
     require gradients.
     """
-    for dtype, bound in BOUNDS.items():
+    for dtype, bound in MODE_CHECK_BOUNDS.items():
         encoding = build_encoding(make, dtype=dtype)
         model = OneLayerModel(encoding, SHAPE, "reference").to(dtype)
-        x = random_embeddings(possible_length(encoding, LENGTH), batch=BATCH, dtype=dtype)
+        x = random_embeddings(
+            possible_length(encoding, MODE_CHECK_LENGTH), batch=MODE_CHECK_BATCH, dtype=dtype
+        )
         wanted = _outputs_and_gradients(model, x.clone().requires_grad_())
         for impl in ("auto", *(WAYS if dtype == torch.float64 else ())):
             model.attention.impl = impl

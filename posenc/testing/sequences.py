@@ -26,8 +26,8 @@ FAR_OFFSET = 20_011
 """Shift of all positions that changes the result of every absolute method; a prime, so that it is
 no multiple of a group size."""
 LONG_LENGTH = 600
-"""Tokens of a long text: enough to show the effect of an encoding that changes beyond some length.
-"""
+"""Tokens of a long text: enough to show the effect of an encoding that changes beyond some
+length."""
 ResultPairs = Iterator[tuple[Tensor, Tensor, str]]
 """Yields triples: two results that should be equal, and a few words that say how the first was
 made."""

@@ -25,8 +25,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     """Rotate the first 2 * cos.shape[-1] channels of x (batch, heads, len, head_dim); the rest is
     unchanged. Pair t is (2t, 2t+1) if `interleaved`, else (t, t + rotary_dim/2). cos and sin are
     (len, pairs) or (batch, len, pairs). The rotation is computed in their dtype or x's, whichever
-    is wider, in at least float32, and rounded once. Gradients flow to cos and sin too.
-    """
+    is wider, in at least float32, and rounded once. Gradients flow to cos and sin too."""
     return rotate_together((x,), cos, sin, interleaved=interleaved)[0]
 
 

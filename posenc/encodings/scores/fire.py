@@ -296,8 +296,8 @@ class FIRETerm(PairwiseBias):
 
     def _bias_of_slices(self, slices: Tensor, network: NetworkWeights) -> Tensor:
         """Return the network's output for inputs (slices, 1, PAIRS_PER_SLICE), as (num_heads,
-        slices * PAIRS_PER_SLICE). At most HIDDEN_BYTES of the hidden layer are in memory at a time.
-        """
+        slices * PAIRS_PER_SLICE). At most HIDDEN_BYTES of the hidden layer are in memory at a
+        time."""
         bytes_of_a_slice = len(network.weight) * self.PAIRS_PER_SLICE * slices.element_size()
         groups = slices.split(max(1, self.HIDDEN_BYTES // bytes_of_a_slice))
         needs_grad = any(t.requires_grad for t in (slices, *network))

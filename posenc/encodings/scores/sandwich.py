@@ -73,8 +73,8 @@ class Sandwich(DistanceBias):
         self, q_positions: FlatQueryPositions, kv_positions: FlatKeyPositions, double: bool = False
     ) -> BiasMatrix:
         """Return the bias of each pair, (num_heads, q_len, kv_len) or (batch, num_heads, q_len,
-        kv_len), by one matrix product: cos(a - b) = cos a cos b + sin a sin b. double: in float64.
-        """
+        kv_len), by one matrix product: cos(a - b) = cos a cos b + sin a sin b. double: in
+        float64."""
         q = torch.cat(self.exact_frequencies.cos_sin(q_positions, torch.float64), dim=-1)
         k = torch.cat(self.exact_frequencies.cos_sin(kv_positions, torch.float64), dim=-1)
         dtype = torch.float64 if double else float_distance(q_positions).dtype
