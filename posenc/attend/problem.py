@@ -132,30 +132,31 @@ class Problem:
         return least - offset, most - offset  # from positions to indices
 
     def keys_maybe_visible(self, start: int, stop: int) -> tuple[int, int]:
-        """Return a range [first, last) that includes all keys visible to any of queries [start,
-        stop); not empty unless there are no keys."""
+        """Return a range [kv_start, kv_stop) that includes all keys visible to any of queries
+        [start, stop); not empty unless there are no keys."""
         if self.mask_query_offset is None:
             return 0, self.kv_len
         least, most = self.visible_distances
         # The last query, stop - 1, sees keys up to stop - 1 - least; the first one from
         # start - most on. One key stays even if the mask hides all. These count from the mask's
         # first key, and the range from `first_key`.
-        last = min(self.kv_len, stop - least - self.first_key)
-        last = max(last, min(1, self.kv_len))
-        first = max(0, min(start - most - self.first_key, last - 1))
-        return first, last
+        kv_stop = min(self.kv_len, stop - least - self.first_key)
+        kv_stop = max(kv_stop, min(1, self.kv_len))
+        kv_start = max(0, min(start - most - self.first_key, kv_stop - 1))
+        return kv_start, kv_stop
 
     def keys_visible_to_all(self, start: int, stop: int) -> tuple[int, int]:
-        """Return a range [first, last) of keys known to be visible to all queries [start, stop)."""
+        """Return a range [kv_start, kv_stop) of keys known to be visible to all queries [start,
+        stop)."""
         if self.mask is None:
             return 0, self.kv_len
         if self.mask_query_offset is None or not self.mask.exact:
             return 0, 0
         least, most = self.visible_distances
         # Here the last query limits the first key, and the first query the last one.
-        first = max(0, stop - 1 - most - self.first_key)
-        last = min(self.kv_len, start - least + 1 - self.first_key)
-        return (first, last) if first < last else (0, 0)
+        kv_start = max(0, stop - 1 - most - self.first_key)
+        kv_stop = min(self.kv_len, start - least + 1 - self.first_key)
+        return (kv_start, kv_stop) if kv_start < kv_stop else (0, 0)
 
     def mask_scores_in_place(self, scores: Tensor, start: int, stop: int) -> Tensor | None:
         """Write -inf into `scores` (batch, num_heads, stop - start, kv_len) where a key is hidden
@@ -166,25 +167,25 @@ class Problem:
         `flash.attend`. Return None if neither can be: if nothing is hidden, or if some keys are
         known to be visible to all queries.
         """
-        first, last = self.keys_visible_to_all(start, stop)
-        if first == last:
+        kv_start, kv_stop = self.keys_visible_to_all(start, stop)
+        if kv_start == kv_stop:
             return self._mask_scores_of_keys(scores, start, stop, 0, self.kv_len)
         # Then only causality and a window hide keys, and never padding, whose values may be NaN.
-        self._mask_scores_of_keys(scores, start, stop, 0, first)
-        self._mask_scores_of_keys(scores, start, stop, last, self.kv_len)
+        self._mask_scores_of_keys(scores, start, stop, 0, kv_start)
+        self._mask_scores_of_keys(scores, start, stop, kv_stop, self.kv_len)
         return None
 
     def _mask_scores_of_keys(
-        self, scores: Tensor, start: int, stop: int, first: int, last: int
+        self, scores: Tensor, start: int, stop: int, kv_start: int, kv_stop: int
     ) -> Tensor | None:
         """Write -inf into `scores` (batch, num_heads, stop - start, kv_len) where one of keys
-        [first, last) is hidden from queries [start, stop). Return the mask of these pairs, True for
-        visible ones; None if none is hidden."""
-        if first >= last:
+        [kv_start, kv_stop) is hidden from queries [start, stop). Return the mask of these pairs,
+        True for visible ones; None if none is hidden."""
+        if kv_start >= kv_stop:
             return None
-        visible = self.restricted_to_keys(first, last).visible_pairs(start, stop)
+        visible = self.restricted_to_keys(kv_start, kv_stop).visible_pairs(start, stop)
         if visible is not None:
-            scores[..., first:last].masked_fill_(~visible, -torch.inf)
+            scores[..., kv_start:kv_stop].masked_fill_(~visible, -torch.inf)
         return visible
 
     def with_prepared_term(self, max_rows: int) -> "Problem":
@@ -207,17 +208,17 @@ class Problem:
         same_q = are_known_equal(self.queries.positions_or_range, mask.q_positions)
         return same_q and are_known_equal(self.keys.positions_or_range, mask.kv_positions)
 
-    def restricted_to_keys(self, first: int, last: int) -> "Problem":
-        """Return the attention from all queries to keys [first, last) of this problem only, counted
-        from 0. Its `first_key` counts the keys left out before them, because mask, term and
+    def restricted_to_keys(self, kv_start: int, kv_stop: int) -> "Problem":
+        """Return the attention from all queries to keys [kv_start, kv_stop) of this problem only,
+        counted from 0. Its `first_key` counts the keys left out before them, because mask, term and
         `visible_distances` keep the indices of all keys."""
-        if (first, last) == (0, self.kv_len):
+        if (kv_start, kv_stop) == (0, self.kv_len):
             return self
         return replace(
             self,
-            k=self.k[:, :, first:last],
-            v=self.v[:, :, first:last],
-            first_key=self.first_key + first,
+            k=self.k[:, :, kv_start:kv_stop],
+            v=self.v[:, :, kv_start:kv_stop],
+            first_key=self.first_key + kv_start,
         )
 
     def widen_dtype(self, t: Tensor) -> Tensor:

@@ -240,12 +240,12 @@ def _score_gradients_by_block_offset(
         # Blocks of queries that have a block of keys `offset` before them.
         begin = max(0, offset)
         end = min(q_blocks, k_blocks + offset)
-        for first in range(begin, end, blocks_at_once):
-            last = min(first + blocks_at_once, end)
-            some_queries = QueryBlocks(*(t[:, :, first:last] for t in queries))
-            some_keys = KeyBlocks(*(t[:, :, first - offset : last - offset] for t in keys))
+        for start in range(begin, end, blocks_at_once):
+            stop = min(start + blocks_at_once, end)
+            some_queries = QueryBlocks(*(t[:, :, start:stop] for t in queries))
+            some_keys = KeyBlocks(*(t[:, :, start - offset : stop - offset] for t in keys))
             total += _sum_score_gradients(
-                problem, some_queries, some_keys, bias, first, first - offset
+                problem, some_queries, some_keys, bias, start, start - offset
             )
         block_sums.append(total)
     return torch.stack(block_sums)

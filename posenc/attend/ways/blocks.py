@@ -98,8 +98,8 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     lses = []
     for start in range(0, problem.q_len, block_rows):
         stop = min(start + block_rows, problem.q_len)
-        first, last = problem.keys_maybe_visible(start, stop)
-        out, lse = attend(problem.restricted_to_keys(first, last), start, stop)
+        kv_start, kv_stop = problem.keys_maybe_visible(start, stop)
+        out, lse = attend(problem.restricted_to_keys(kv_start, kv_stop), start, stop)
         outs.append(out)
         if lse is not None:
             lses.append(lse)

@@ -117,19 +117,21 @@ def _block_parts(
     negligible = problem.negligible_threshold()
     for start in range(0, problem.q_len, size):
         stop = min(start + size, problem.q_len)
-        first, last = problem.keys_maybe_visible(start, stop)
-        first = max(first, _first_key_that_matters(problem, key_bias, start, stop, negligible))
-        first_shared, last_shared = problem.keys_visible_to_all(start, stop)
-        if first_shared == last_shared:  # none is known to be visible to all
-            first_shared = first
-            last_shared = first
+        kv_start, kv_stop = problem.keys_maybe_visible(start, stop)
+        kv_start = max(
+            kv_start, _first_key_that_matters(problem, key_bias, start, stop, negligible)
+        )
+        shared_start, shared_stop = problem.keys_visible_to_all(start, stop)
+        if shared_start == shared_stop:  # none is known to be visible to all
+            shared_start = kv_start
+            shared_stop = kv_start
         else:
-            first_shared = max(first_shared, first)
-            last_shared = min(last_shared, last)
+            shared_start = max(shared_start, kv_start)
+            shared_stop = min(shared_stop, kv_stop)
 
         middle = (start + stop) // 2
         bias = (query_bias[..., middle, None] - key_bias).to(dtype)[:, :, None]
-        key_ranges = ((first, first_shared), (first_shared, last_shared), (last_shared, last))
+        key_ranges = ((kv_start, shared_start), (shared_start, shared_stop), (shared_stop, kv_stop))
         parts = []
         for begin, end in key_ranges:
             if begin < end:
@@ -157,13 +159,13 @@ def _first_key_that_matters(
     if query_offset is None or not is_exact or not is_readable(key_bias):
         return 0
     # The keys at the positions of these queries.
-    first_own = start + query_offset
-    last_own = stop + query_offset
-    every_query_has_its_key = first_own >= 0 and last_own <= key_bias.shape[-1]
+    own_start = start + query_offset
+    own_stop = stop + query_offset
+    every_query_has_its_key = own_start >= 0 and own_stop <= key_bias.shape[-1]
     if not every_query_has_its_key:
         return 0
     # The largest key_bias gives the lowest bias of a query and the key at its own position.
-    largest = key_bias[..., first_own:last_own].amax(-1, keepdim=True)
+    largest = key_bias[..., own_start:own_stop].amax(-1, keepdim=True)
     # A key is dropped if it and all before it are negligible.
     is_dropped = (largest - key_bias).cummax(-1).values < negligible[:, None]
     return int(is_dropped.sum(-1).amin())

@@ -58,8 +58,8 @@ def _attend_without_term(problem: Problem) -> Tensor:
     outs = []
     for start in range(0, problem.q_len, MASKED_ROWS):
         stop = min(start + MASKED_ROWS, problem.q_len)
-        first, last = problem.keys_maybe_visible(start, stop)
-        outs.append(_call_kernel(problem.restricted_to_keys(first, last), start, stop))
+        kv_start, kv_stop = problem.keys_maybe_visible(start, stop)
+        outs.append(_call_kernel(problem.restricted_to_keys(kv_start, kv_stop), start, stop))
     return torch.cat(outs, dim=2)
 
 

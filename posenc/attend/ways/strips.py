@@ -202,11 +202,11 @@ def bias_by_falling_distance(problem: Problem) -> Tensor:
     size = problem.q_len + problem.kv_len - 1
     # Entry e is for distance farthest - e. Entries that the mask hides are not computed.
     least, most = problem.visible_distances
-    first = min(max(0, farthest - most), size)
-    last = max(first, min(size, farthest - least + 1))
+    visible_start = min(max(0, farthest - most), size)
+    visible_stop = max(visible_start, min(size, farthest - least + 1))
     if problem.term is None:
         dtype = at_least_float32(problem.q.dtype)
-        row = problem.q.new_zeros(problem.q.shape[1], last - first, dtype=dtype)
+        row = problem.q.new_zeros(problem.q.shape[1], visible_stop - visible_start, dtype=dtype)
     else:
-        row = problem.bias_of_distances(farthest - first, last - first)
-    return F.pad(row, (first, size - last), value=-torch.inf)
+        row = problem.bias_of_distances(farthest - visible_start, visible_stop - visible_start)
+    return F.pad(row, (visible_start, size - visible_stop), value=-torch.inf)

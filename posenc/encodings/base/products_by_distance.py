@@ -55,15 +55,15 @@ class Band:
         return vectors.narrow(-2, start, count)
 
     def near_keys(self, shift: int, num_rows: int, num_keys: int) -> tuple[int, int]:
-        """Return (first, last): keys first to last - 1 of a block are those whose distance to at
-        least one of its queries is strictly between `low` and `high`. For earlier keys all queries
-        have the vector of `high`, and for later ones that of `low`.
+        """Return (kv_start, kv_stop): keys [kv_start, kv_stop) of a block are those whose distance
+        to at least one of its queries is strictly between `low` and `high`. For earlier keys all
+        queries have the vector of `high`, and for later ones that of `low`.
 
         shift: position of the first query minus that of the first key. num_rows, num_keys: numbers
         of queries and of keys in the block.
         """
-        first = min(max(shift - self.high + 1, 0), num_keys)
-        return first, min(max(shift + num_rows - 1 - self.low, first), num_keys)
+        kv_start = min(max(shift - self.high + 1, 0), num_keys)
+        return kv_start, min(max(shift + num_rows - 1 - self.low, kv_start), num_keys)
 
 
 @dataclass(frozen=True)
@@ -218,14 +218,14 @@ def _products_of_queries(
     num_heads, rows, width).
     """
     rows = q.shape[2]
-    first, last = band.near_keys(shift, rows, num_keys)
-    if first:
-        yield 0, first, q @ band.vectors_from(band.high).mT
-    if first < last:
-        near = band.vectors_from(shift + rows - 1 - first, rows + last - first)
-        yield first, last, skew(q @ near.mT, last - first)
-    if last < num_keys:
-        yield last, num_keys, q @ band.vectors_from(band.low).mT
+    kv_start, kv_stop = band.near_keys(shift, rows, num_keys)
+    if kv_start:
+        yield 0, kv_start, q @ band.vectors_from(band.high).mT
+    if kv_start < kv_stop:
+        near = band.vectors_from(shift + rows - 1 - kv_start, rows + kv_stop - kv_start)
+        yield kv_start, kv_stop, skew(q @ near.mT, kv_stop - kv_start)
+    if kv_stop < num_keys:
+        yield kv_stop, num_keys, q @ band.vectors_from(band.low).mT
 
 
 def _products_of_keys(
@@ -238,17 +238,17 @@ def _products_of_keys(
     shift: position of the first query minus that of the first key. k: key vectors (batch,
     num_heads, keys, width). k_ends: as in Bands, for the keys of the block.
     """
-    first, last = band.near_keys(shift, num_rows, num_keys)
-    if first:
+    kv_start, kv_stop = band.near_keys(shift, num_rows, num_keys)
+    if kv_start:
         assert k_ends[1] is not None
-        yield 0, first, k_ends[1][..., :first]
-    for start in range(first, last, TILE_KEYS):
-        stop = min(start + TILE_KEYS, last)
+        yield 0, kv_start, k_ends[1][..., :kv_start]
+    for start in range(kv_start, kv_stop, TILE_KEYS):
+        stop = min(start + TILE_KEYS, kv_stop)
         rising = band.vectors_from(shift - stop + 1, stop - start + num_rows)
         yield start, stop, skew(k[:, :, start:stop] @ rising.mT, num_rows).mT
-    if last < num_keys:
+    if kv_stop < num_keys:
         assert k_ends[0] is not None
-        yield last, num_keys, k_ends[0][..., last:]
+        yield kv_stop, num_keys, k_ends[0][..., kv_stop:]
 
 
 class ProductsByDistance(Term):

@@ -56,8 +56,8 @@ def skew(by_distance: Tensor, kv_len: int) -> Tensor:
 
 
 ScoreColumns = tuple[int, int, Tensor]
-"""Tuple (first, last, values): numbers to add to the columns first to last - 1 of the scores.
-`values` is (..., rows, last - first), where axes may be 1."""
+"""Tuple (start, stop, values): numbers to add to the columns [start, stop) of the scores. `values`
+is (..., rows, stop - start), where axes may be 1."""
 
 
 def add_columns(scores: Tensor, *tiles: Iterable[ScoreColumns], rows: int | None = None) -> Tensor:
@@ -72,8 +72,8 @@ def add_columns(scores: Tensor, *tiles: Iterable[ScoreColumns], rows: int | None
     blocks = scores.split(rows or scores.shape[-2], -2)
     if not torch.is_grad_enabled():
         for block, parts in zip(blocks, tiles, strict=True):
-            for first, last, part in parts:
-                block[..., first:last].add_(part)
+            for start, stop, part in parts:
+                block[..., start:stop].add_(part)
         return scores
     # One addition: the gradient of an addition to a slice would copy all scores.
     added = [_concatenate_columns(parts, block) for parts, block in zip(tiles, blocks, strict=True)]
@@ -84,4 +84,4 @@ def _concatenate_columns(parts: Iterable[ScoreColumns], like: Tensor) -> Tensor:
     """Concatenate `parts`, which together have all columns of `like`, in the order of their
     columns, into a tensor of its shape."""
     in_order = sorted(parts, key=lambda part: part[0])
-    return torch.cat([t.expand(*like.shape[:-1], last - first) for first, last, t in in_order], -1)
+    return torch.cat([t.expand(*like.shape[:-1], stop - start) for start, stop, t in in_order], -1)
