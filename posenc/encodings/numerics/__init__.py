@@ -1,1 +1,1 @@
-"""Numbers that encodings compute with: frequencies, biases, angles, dtypes, copies per device."""
+"""What encodings compute with: exact frequencies, slopes, dtypes, modes of torch, caches, views."""
