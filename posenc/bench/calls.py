@@ -40,29 +40,30 @@ def attention_calls(case: Case) -> dict[str, Call]:
     """
     inputs = random_q_k_v(case)
     grad = torch.randn_like(inputs[0])
-    runs: dict[str, Callable[..., Any]] = {"SDPA": _sdpa_function(case)}
+    functions: dict[str, Callable[..., Any]] = {"SDPA": _sdpa_function(case)}
     weights: dict[str, list[Tensor]] = {}
     for run in case.runs:
         name, _, how = run.partition(", ")
         encoding = build_encoding(name, case)
-        runs[run] = _attention_function(case, encoding, how)
+        functions[run] = _attention_function(case, encoding, how)
         weights[run] = [w for w in encoding.parameters() if w.requires_grad]
         with torch.no_grad():
             # Only a few rows: the reference holds all scores of its rows at once.
             last_rows = slice(-min(NUM_CHECKED_ROWS, case.q_len), None)
             q, k, v = inputs
-            got = runs[run](q, k, v)
-            want = _attention_function(case, encoding, "reference", last_rows)(q, k, v)
-            exact = case.dtype == "float32"  # differs only by the order of sums; bounds are chosen
+            result = functions[run](q, k, v)
+            expected = _attention_function(case, encoding, "reference", last_rows)(q, k, v)
+            # float32 differs only by the order of sums; the bounds are chosen.
+            is_float32 = case.dtype == "float32"
             torch.testing.assert_close(
-                got[:, :, last_rows],
-                want,
-                rtol=1e-3 if exact else 0.1,
-                atol=1e-4 if exact else 0.05,
+                result[:, :, last_rows],
+                expected,
+                rtol=1e-3 if is_float32 else 0.1,
+                atol=1e-4 if is_float32 else 0.05,
             )
     return {
         run: _timed_call(attend, inputs, weights.get(run, []), (grad,), case.backward)
-        for run, attend in runs.items()
+        for run, attend in functions.items()
     }
 
 
@@ -71,15 +72,18 @@ def layer_calls(case: Case) -> dict[str, Call]:
     without positions."""
     x = torch.randn(case.batch, case.q_len, case.width)
     head_counts = (case.heads, case.kv_heads, case.kv_heads)
-    q_k_v = [nn.Linear(case.width, heads * case.head_dim, bias=False) for heads in head_counts]
-    out = nn.Linear(case.width, case.width, bias=False)
+    input_projections = [
+        nn.Linear(case.width, heads * case.head_dim, bias=False) for heads in head_counts
+    ]
+    output_projection = nn.Linear(case.width, case.width, bias=False)
     attend = _sdpa_function(case)
 
     def call_without_positions() -> Tensor:
         q, k, v = (
-            project(x).unflatten(-1, (-1, case.head_dim)).transpose(1, 2) for project in q_k_v
+            project(x).unflatten(-1, (-1, case.head_dim)).transpose(1, 2)
+            for project in input_projections
         )
-        return out(attend(q, k, v).transpose(1, 2).flatten(-2))
+        return output_projection(attend(q, k, v).transpose(1, 2).flatten(-2))
 
     def call_with_encoding(name: str) -> Call:
         layer = Attention(
@@ -103,22 +107,23 @@ def rotation_calls(case: Case) -> dict[str, Call]:
         _random_tensor(case, case.batch, case.q_len, heads, case.head_dim).transpose(1, 2)
         for heads in (case.heads, case.kv_heads)
     )
-    runs: dict[str, RotationFunction] = {"clone": lambda q, k: (q.clone(), k.clone())}
+    functions: dict[str, RotationFunction] = {"clone": lambda q, k: (q.clone(), k.clone())}
     for run in case.runs:
         layout, _, same_positions = run.partition(", ")
-        runs[run] = _rotation_function(case, layout == "interleaved", bool(same_positions))
+        functions[run] = _rotation_function(case, layout == "interleaved", bool(same_positions))
     if not case.device and importlib.util.find_spec("transformers") is not None:
         theirs = _transformers_rotation(case)
         ours = _rotation_function(case, False, True)
         largest_error = (theirs(q, k)[0].float() - ours(q, k)[0].float()).abs().max().item()
         # Its float32 angles are off by 1e-3 at 16k, and it rounds every product to bfloat16.
         if largest_error < (2e-2 if case.dtype == "float32" else 0.15):
-            runs["transformers"] = theirs
+            functions["transformers"] = theirs
         else:
             print(f"bench: transformers is left out: off by {largest_error:.2g}", file=sys.stderr)
     # q and k also serve as gradients of the results, which have their shapes.
     return {
-        run: _timed_call(rotate, (q, k), [], (q, k), case.backward) for run, rotate in runs.items()
+        run: _timed_call(rotate, (q, k), [], (q, k), case.backward)
+        for run, rotate in functions.items()
     }
 
 

@@ -122,14 +122,14 @@ class Case:
         """Return the bytes of inputs, outputs and weights, an estimate of the least memory that
         a run needs."""
         # Models run under autocast in 16 bits: their weights and residual streams stay float32.
-        item = 4 if self.dtype == "float32" or self.layers else 2
+        bytes_per_number = 4 if self.dtype == "float32" or self.layers else 2
         tokens = self.batch * max(self.q_len, self.num_keys) * max(self.layers, 1)
         # Five tensors of the size of q, of all layers: chosen, not derived.
-        count = 5 * item * tokens * max(self.heads, self.kv_heads) * self.head_dim
-        count += item * self.layer_weights * (len(self.runs) + len(self.baselines))
+        num_bytes = 5 * bytes_per_number * tokens * max(self.heads, self.kv_heads) * self.head_dim
+        num_bytes += bytes_per_number * self.layer_weights * (len(self.runs) + len(self.baselines))
         # These project the vectors of relative positions by a weight of their own.
         projecting = sum(run.startswith(("transformer_xl", "deberta")) for run in self.runs)
-        return count + item * projecting * self.width**2
+        return num_bytes + bytes_per_number * projecting * self.width**2
 
 
 def select_cases(

@@ -103,7 +103,7 @@ def bench(
     CPU time, several in wall time.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep torch's profiler from writing to stderr
-    sizes = () if lengths is None else _parse_numbers("--lengths", lengths, "1024,4096")
+    chosen_lengths = () if lengths is None else _parse_numbers("--lengths", lengths, "1024,4096")
     if device is not None:
         _refuse_beside_device(
             {
@@ -115,27 +115,29 @@ def bench(
                 "--threads": threads != "1",
             }
         )
-        _check_and_time_device(device, sizes, heads or _DEVICE_HEADS, include_large, out, as_json)
+        _check_and_time_device(
+            device, chosen_lengths, heads or _DEVICE_HEADS, include_large, out, as_json
+        )
         return
     groups = _chosen_groups(only)
     if head_dim is not None and head_dim % 2:
         raise ValueError(f"bench: --head-dim needs an even number, got {head_dim}.")
-    counts = _thread_counts(threads)
+    thread_counts = _thread_counts(threads)
     from posenc.bench.cases import select_cases
     from posenc.files.atomic import prepare_results
 
-    cases = select_cases(groups, sizes, heads, kv_heads, head_dim)
+    cases = select_cases(groups, chosen_lengths, heads, kv_heads, head_dim)
     cases, notes = _runnable_cases(cases, refuses=only is not None)
     rounds = _rounds_of_options(quick, repeats)
     asks_for_large_cases = include_large or only is not None or lengths is not None
     max_seconds = _MAX_QUICK_CASE_SECONDS if quick else _MAX_DEFAULT_CASE_SECONDS
     cases, more_notes = _cases_within_limits(
-        cases, counts, rounds, max_seconds, keeps_large=asks_for_large_cases
+        cases, thread_counts, rounds, max_seconds, keeps_large=asks_for_large_cases
     )
     if out is not None:
         prepare_results(out, _RESULTS_PREFIX)
     print(*notes, *more_notes, sep="\n", file=sys.stderr)
-    _measure_cases(cases, counts, rounds, out, as_json)
+    _measure_cases(cases, thread_counts, rounds, out, as_json)
 
 
 def _refuse_beside_device(options: Mapping[str, bool]) -> None:

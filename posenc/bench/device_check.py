@@ -55,9 +55,9 @@ def check_encodings(
                 continue
             torch.manual_seed(0)
             encoding = create(name, SHAPE)
-            most = encoding.claims.max_positions
-            if most is not None and length > most:
-                yield row | {"left_out": f"at most {most} positions"}
+            max_positions = encoding.claims.max_positions
+            if max_positions is not None and length > max_positions:
+                yield row | {"left_out": f"at most {max_positions} positions"}
                 continue
             exact = _build_exact_layer(encoding, length)
             for dtype in dtypes:
@@ -135,11 +135,14 @@ def _check_implementation(
 def _overflow_reason(exact_results: Sequence[Any], dtype: torch.dtype) -> str | None:
     """Return why this dtype cannot hold the exact results; None if it can."""
     largest = max(t.abs().max().item() for t in exact_results if t is not None)
-    most = torch.finfo(dtype).max
+    largest_of_dtype = torch.finfo(dtype).max
     # A quarter, chosen: sums of which a result is the end may be larger on the way.
-    if largest < most / 4:
+    if largest < largest_of_dtype / 4:
         return None
-    return f"gradients reach {largest:,.0f}, and the largest number of {dtype} is {most:,.0f}"
+    return (
+        f"gradients reach {largest:,.0f}, and the largest number of {dtype} is "
+        f"{largest_of_dtype:,.0f}"
+    )
 
 
 class _Layer(nn.Module):
@@ -197,17 +200,17 @@ def _largest_error(
         gradients. If False, divide by the largest number of each, as those of the first two tensors
         are in any case: the output and the gradient of the input.
     """
-    sizes = [0.0 if t is None else t.abs().max().item() for t in expected]
+    magnitudes = [0.0 if t is None else t.abs().max().item() for t in expected]
     worst = 0.0
     for i, (tensor, exact) in enumerate(zip(results, expected, strict=True)):
         if tensor is None and exact is None:
             continue
         if tensor is None or exact is None:
             return math.inf
-        compared_sizes = sizes[2:] if by_largest_of_all and i > 1 else [sizes[i]]
+        compared_magnitudes = magnitudes[2:] if by_largest_of_all and i > 1 else [magnitudes[i]]
         error = (tensor.detach().double().cpu() - exact).abs().max().item()
         # At least 0.01, chosen: relative to a tensor of zeros any rounding would be infinite.
-        error /= max(1e-2, *compared_sizes)
+        error /= max(1e-2, *compared_magnitudes)
         if not math.isfinite(error):
             return math.inf
         worst = max(worst, error)

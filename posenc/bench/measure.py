@@ -144,7 +144,7 @@ def time_interleaved_rounds(
     """
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
-    short = {name for name, call in calls.items() if _seconds_of_call(call) < _SHORT_SECONDS}
+    short_calls = {name for name, call in calls.items() if _seconds_of_call(call) < _SHORT_SECONDS}
     was_collecting = gc.isenabled()
     results: list[Any] = []
     gc.collect()
@@ -157,7 +157,7 @@ def time_interleaved_rounds(
                 break
             first = done % len(names)
             for name in names[first:] + names[:first]:
-                if name in short:
+                if name in short_calls:
                     results.append(calls[name]())
                 times[name].append(
                     _seconds_of_call(lambda name=name: results.append(calls[name]()))

@@ -175,11 +175,11 @@ def measure_all(
     for name in names:
         with suppress(RuntimeError, NotImplementedError), torch.device("meta"):
             encoding = create(name, shape)  # nothing is allocated; a user's code may read a tensor
-            needed = max(
+            needed_bytes = max(
                 decay_bytes(encoding_of_first_layer(encoding), shape), _bytes_of_timed_layers(shape)
             )
             check_memory_or_disk(
-                f"inspect encoding: tensors of {name}", needed, memory_bytes(), _ADVICE
+                f"inspect encoding: tensors of {name}", needed_bytes, memory_bytes(), _ADVICE
             )
     # Two ways to write one encoding are measured once; a user's label is kept.
     unique = list(dict.fromkeys(n if s.label else str(s) for n, s in specs.items()))

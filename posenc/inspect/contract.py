@@ -87,14 +87,14 @@ def _answer(outcome: ContractOutcome) -> str:
     if not outcome.failed:
         return f"{outcome.name} passes the contract: {count}."
     answer = f"{outcome.name} fails {len(outcome.failed)} of {count}."
-    void = {
+    reasons = {
         v.check: VOIDING_FAILURES[v.check] for v in outcome.failed if v.check in VOIDING_FAILURES
     }
-    not_finite = void.get("outputs_are_finite")
+    not_finite = reasons.get("outputs_are_finite")
     if not_finite:  # NaN differs from itself, so all others may hold
-        void = {"": f"{not_finite}, so that no check can compare them"}
-    if void:
-        answer += f" Comparing it would mean nothing: {'; '.join(void.values())}."
+        reasons = {"": f"{not_finite}, so that no check can compare them"}
+    if reasons:
+        answer += f" Comparing it would mean nothing: {'; '.join(reasons.values())}."
     return answer
 
 

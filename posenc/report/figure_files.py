@@ -67,13 +67,15 @@ def _figure_bytes(figure: Figure) -> tuple[dict[str, bytes], set[str]]:
     texts = [text for text in figure.findobj(Text) if isinstance(text, Text)]
     for text in texts:
         text.set_text(replace_invalid_xml_characters(text.get_text()))
-    foreign = _letters_without_glyph({letter for text in texts for letter in text.get_text()})
+    missing_letters = _letters_without_glyph(
+        {letter for text in texts for letter in text.get_text()}
+    )
     # 42 ("truetype") keeps letters selectable, as journals require; most Chinese fonts do not fit
     # it, and their letters are then drawn one by one.
-    fonts: dict[Any, Any] = {"pdf.fonttype": 3 if foreign else 42}
+    fonts: dict[Any, Any] = {"pdf.fonttype": 3 if missing_letters else 42}
     files = {}
     with (
-        _use_fonts_of_machine(texts if foreign else ()),
+        _use_fonts_of_machine(texts if missing_letters else ()),
         figure_style(),
         matplotlib.rc_context(fonts),
         warnings.catch_warnings(record=True) as caught,

@@ -197,11 +197,10 @@ def split_to_width(table: Table, width: int) -> Iterator[RichTable]:
     """Yield the table for a console of `width` columns: as many tables as its columns need, each
     with the names of the rows. No number is broken or cut; long texts are broken between words."""
     columns = _columns(table)
-    names = columns[:1]
     rest = columns[1:]
     while rest:
-        count = _count_fitting_columns(names[0], rest, width)
-        yield _table_of_columns(names[0], rest[:count])
+        count = _count_fitting_columns(columns[0], rest, width)
+        yield _table_of_columns(columns[0], rest[:count])
         rest = rest[count:]
 
 

@@ -240,11 +240,14 @@ def _rotation_of_module(
     if matches_setting(setting, inv_freq, attention_factor):
         return _rotation_of_setting(setting, model)
     pairs = len(inv_freq)
-    differs = f"The config says {_setting_in_words(setting)}; the model's rotary module has {{}}."
+    differs_template = (
+        f"The config says {_setting_in_words(setting)}; the model's rotary module has {{}}."
+    )
     as_many = replace(setting, rotary_dim=2 * pairs)
     if matches_setting(as_many, inv_freq, attention_factor):
         return replace(
-            _rotation_of_setting(as_many, model), differs=differs.format(_setting_in_words(as_many))
+            _rotation_of_setting(as_many, model),
+            differs=differs_template.format(_setting_in_words(as_many)),
         )
     is_scaled = setting.scaling is not None or setting.compression != 1.0
     if is_scaled or attention_factor != 1.0 or not inv_freq.isfinite().all():
@@ -257,7 +260,7 @@ def _rotation_of_module(
         rope_theta=base,
         wavelengths=waves,
         unscaled=waves,
-        differs=differs.format(f"{pairs} pairs, {theta}"),
+        differs=differs_template.format(f"{pairs} pairs, {theta}"),
     )
 
 

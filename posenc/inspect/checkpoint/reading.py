@@ -170,23 +170,23 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
     inputs = _model_arguments(model, ids)
     with recorded_last_layers(model) as last_outputs:
         try:
-            out = model(**inputs, output_attentions=True, output_hidden_states=True)
+            outputs = model(**inputs, output_attentions=True, output_hidden_states=True)
         except Exception as error:  # some configs build a model whose own parts do not fit
             raise ValueError(
                 f"A {name} model of this config does not run: its own code raises {one_line(error)}"
             ) from error
     has_two_stacks = model.config.is_encoder_decoder
     if has_two_stacks:
-        attention = {"encoder": out.encoder_attentions, "decoder": out.decoder_attentions}
-        hidden = out.encoder_hidden_states
-        logits = out.logits[0, :1]
+        attention = {"encoder": outputs.encoder_attentions, "decoder": outputs.decoder_attentions}
+        hidden = outputs.encoder_hidden_states
+        logits = outputs.logits[0, :1]
     else:
-        attention = {"": out.attentions}
-        hidden = out.hidden_states
-        logits = out.logits[0]
+        attention = {"": outputs.attentions}
+        hidden = outputs.hidden_states
+        logits = outputs.logits[0]
     if any(not layers or layers[0] is None for layers in attention.values()):
         raise ValueError(f"A {name} model shows no attention weights.")
-    if not has_two_stacks and _shapes_differ(out.attentions):
+    if not has_two_stacks and _shapes_differ(outputs.attentions):
         raise ValueError(f"The layers of a {name} model look at different numbers of keys.")
     _check_states(name, hidden, logits)
     states = [*hidden[:-1], _last_states_before_norm(hidden, last_outputs)]

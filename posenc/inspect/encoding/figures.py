@@ -32,7 +32,7 @@ def curve_plots(sheets: Sequence[SpecSheet], name_prefix: str) -> Iterator[Plot]
 
     name_prefix: what the figures' names begin with; "" for nothing.
     """
-    named = f"{name_prefix}-" * bool(name_prefix)
+    prefix = f"{name_prefix}-" * bool(name_prefix)
     of_equals = {sheet.name: (sheet.decay.distances, sheet.decay.same) for sheet in sheets}
     of_strangers = {
         sheet.name: (
@@ -47,24 +47,25 @@ def curve_plots(sheets: Sequence[SpecSheet], name_prefix: str) -> Iterator[Plot]
         charts.score_chart(of_equals),
         "Score in logits that a query gives a key equal to it, by distance, before any training; "
         "one more logit is 2.7 times the weight. Mean over random vectors and heads.",
-        name=f"{named}score-of-equals",
+        name=f"{prefix}score-of-equals",
     )
     yield Plot(
         charts.score_chart(of_strangers),
         "Score of a key unrelated to the query: the line is the mean, the band has nine of ten.",
-        name=f"{named}score-of-strangers",
+        name=f"{prefix}score-of-strangers",
     )
     waves = {sheet.name: sheet.wavelengths for sheet in sheets if sheet.wavelengths}
     if waves:
         if "rope" not in waves and any(2 in sheet.places for sheet in sheets):
             waves = {"rope, unscaled": [*plain_wavelengths(sheets[0].shape)], **waves}
         # One line for all: they differ where some are measured on a grid.
-        trained = max(sheet.axis_length for sheet in sheets if sheet.wavelengths)
+        train_length = max(sheet.axis_length for sheet in sheets if sheet.wavelengths)
         yield Plot(
-            charts.wavelength_chart(waves, trained),
+            charts.wavelength_chart(waves, train_length),
             "Tokens per turn of each pair of channels. One above the dotted line turns less than "
-            f"once in {trained:,} positions; unless stretched, it meets new angles beyond them.",
-            name=f"{named}wavelengths",
+            f"once in {train_length:,} positions; unless stretched, it meets new angles beyond "
+            "them.",
+            name=f"{prefix}wavelengths",
         )
 
 

@@ -239,15 +239,15 @@ def new_angles(sheet: SpecSheet, encoding: PositionEncoding) -> NewAngles | None
         return None
     trained = sheet.shape.train_length
     waves = [math.inf if wave is None else wave for wave in sheet.wavelengths]  # None: no rotation
-    firsts = []
+    first_positions = []
     for wave, unscaled in zip(waves, _unscaled_wavelengths(waves, sheet.shape), strict=True):
         # Training showed `trained` / `unscaled` turns; scaled, they take this many tokens.
         if unscaled > trained and wave < math.inf:
-            firsts.append(max(trained, round(trained * wave / unscaled)))
-    if not firsts:
+            first_positions.append(max(trained, round(trained * wave / unscaled)))
+    if not first_positions:
         return None
-    first = min(firsts)
-    return NewAngles(first, sum(position < 2 * first for position in firsts))
+    first = min(first_positions)
+    return NewAngles(first, sum(position < 2 * first for position in first_positions))
 
 
 def _unscaled_wavelengths(waves: list[float], shape: ModelShape) -> list[float]:
@@ -340,14 +340,16 @@ def cost_in_words(judgement: Judgement) -> str:
     """Return what follows "It costs": the number of parameters, and the time of a layer relative to
     one without an encoding, if the two differ measurably."""
     sheet = judgement.sheet
-    learned = "no parameters"
+    parameters = "no parameters"
     if sheet.parameters:
-        learned = f"{sheet.parameters:,} parameters{' in every layer' if sheet.per_layer else ''}"
+        parameters = (
+            f"{sheet.parameters:,} parameters{' in every layer' if sheet.per_layer else ''}"
+        )
     if not judgement.takes_time:
-        return f"{learned} and no measurable time"
+        return f"{parameters} and no measurable time"
     low, middle, high = sheet.cost
     times = f"{middle:.2f} times as long ({low:.2f} to {high:.2f})"
-    return f"{learned}, and a layer takes {times}"
+    return f"{parameters}, and a layer takes {times}"
 
 
 def limits_in_words(limits: Limits, sheet: SpecSheet) -> str:
@@ -363,7 +365,7 @@ def limits_in_words(limits: Limits, sheet: SpecSheet) -> str:
 
 def _limit_clauses(limits: Limits, sheet: SpecSheet) -> Iterator[str]:
     """Yield a clause for each limit, the hardest first."""
-    trained = sheet.shape.train_length
+    train_length = sheet.shape.train_length
     if limits.failed_checks:
         yield (
             f"it breaks {len(limits.failed_checks)} of the promises that posenc's own encodings "
@@ -377,7 +379,7 @@ def _limit_clauses(limits: Limits, sheet: SpecSheet) -> Iterator[str]:
     if limits.new_angles is not None:
         yield (
             f"from position {limits.new_angles.position:,} on, {limits.new_angles.pairs} of its "
-            f"{sheet.num_pairs} rotary pairs reach angles that training on {trained:,} tokens "
+            f"{sheet.num_pairs} rotary pairs reach angles that training on {train_length:,} tokens "
             "never showed"
         )
     elif limits.pairs_new_on_grids:
@@ -387,7 +389,7 @@ def _limit_clauses(limits: Limits, sheet: SpecSheet) -> Iterator[str]:
             "training never showed"
         )
     elif limits.has_new_positions:
-        yield f"positions from {trained:,} on are new to a model trained on {trained:,}"
+        yield f"positions from {train_length:,} on are new to a model trained on {train_length:,}"
     if limits.is_blind:
         yield "by itself it does not encode order; a causal mask must"
     elif limits.last_distinct_distance is not None:

@@ -145,9 +145,9 @@ def judge_far_positions(subject: Subject) -> CheckResult:
         return _judge_counted_positions(subject)
     claimed = subject.stated_positions or _CLAIM_IF_UNSTATED
     try:
-        start = step_effect(0)
+        first_effect = step_effect(0)
         near = _larger_error(
-            _largest_difference(step_effect(100), start), _error_of_doubling(subject, 100)
+            _largest_difference(step_effect(100), first_effect), _error_of_doubling(subject, 100)
         )
     except Exception as failed:
         return None, f"cannot be asked for far positions: {one_line(failed)}"
@@ -156,13 +156,15 @@ def judge_far_positions(subject: Subject) -> CheckResult:
         off_at_100 = f"at position 100 a difference is off by {near:.2g} from the same at 0"
         # A table of learned positions need not show differences.
         return False if turns else None, off_at_100
-    far = _try_far_positions(subject, step_effect, start, claimed)
+    far = _try_far_positions(subject, step_effect, first_effect, claimed)
     if far.refusal:
         return None, f"right up to {far.right_to:,}; {far.refusal}"
     if far.wrong_at is not None and math.isnan(far.worst) and not subject.stated_positions:
         # As xPos, whose scales leave float32 far away.
         return None, f"right to {far.right_to:,}; states no limit, no number at {far.wrong_at:,}"
-    nearby, place = _largest_error_up_to(subject, step_effect, start, min(subject.length, claimed))
+    nearby, place = _largest_error_up_to(
+        subject, step_effect, first_effect, min(subject.length, claimed)
+    )
     if not nearby <= _ALLOWED_ANGLE and far.worst <= _ALLOWED_ANGLE:
         return False, (
             f"a difference is off by {nearby:.2g} rad at position {place:,} from the same at 0 "
@@ -285,12 +287,12 @@ def _make_step_effect(subject: Subject) -> StepEffect | None:
     counting = subject.form.without_positions()
     if subject.reader.kind == "bias":
         return None
-    placed = subject.form.takes_positions
-    if not placed and (counting is None or "offset" not in counting.optional_names):
+    takes_positions = subject.form.takes_positions
+    if not takes_positions and (counting is None or "offset" not in counting.optional_names):
         return None
 
     def step_effect(start: int, count: int = _ROWS) -> Tensor:
-        if placed:
+        if takes_positions:
             rows = subject.read_result(subject.make_inputs(torch.arange(start, start + count)))
         else:
             rows = subject.read_result(subject.make_inputs(count, offset=start), form=counting)

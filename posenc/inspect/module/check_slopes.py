@@ -36,24 +36,24 @@ def judge_slopes(subject: Subject) -> CheckResult:
         if earlier is not None and _all_are_close(own_step.abs(), 2 * earlier.abs()):
             return False, "the distance of every earlier key is one too large"
         return None, "no straight line"
-    rewarded = bool((measured < 0).all())
-    if not (rewarded or (measured > 0).all()):
+    is_rewarded = bool((measured < 0).all())
+    if not (is_rewarded or (measured > 0).all()):
         return None, "does not fall with distance"
     departure, is_rounded = _describe_departure_from_line(subject, measured)
     if is_rounded:
         return False, departure
-    size = measured.abs()
+    magnitudes = measured.abs()
     count = len(measured)
     shown = (
         f"{count} heads: {_first_three_in_words(measured)}, ...{_describe_rewarded_future(bias)}"
     )
     exponent = _stated_exponent(subject.module)
     expected = _authors_slopes(count, exponent)
-    wrong = ["the sign: distance is rewarded"] if rewarded else []
-    if not _all_are_close(size, expected):
-        name = _name_mistake(size, exponent) or _describe_odd_head(size, expected)
+    wrong = ["the sign: distance is rewarded"] if is_rewarded else []
+    if not _all_are_close(magnitudes, expected):
+        name = _name_mistake(magnitudes, exponent) or _describe_odd_head(magnitudes, expected)
         if name is None:
-            text = f"slopes of its own: {shown}{_describe_multiple(size, expected)}"
+            text = f"slopes of its own: {shown}{_describe_multiple(magnitudes, expected)}"
             return None, f"{text}; {departure}" if departure else text
         wrong.append(name)
     if departure:

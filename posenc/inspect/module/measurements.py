@@ -119,11 +119,11 @@ def measure_module(
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # other people's deprecations
-        fresh = load_factory(path, arguments or {})
+        make_copy = load_factory(path, arguments or {})
         constructor_arguments = dict(arguments or {})
         name = path.rpartition(":")[2]
         returns = _resolve_returns(returns, path, name)
-        subject = find_subject(fresh, returns, name, width, heads, constructor_arguments)
+        subject = find_subject(make_copy, returns, name, width, heads, constructor_arguments)
         called_as = name + subject.form.name
         meaning = subject.reader.meaning
         checks = judge_subject(subject)

@@ -330,13 +330,13 @@ def _pairs_rotated_by_head(linear_map: Tensor) -> Pairs | None:
 
     linear_map: of the head, (channels out, channels in).
     """
-    across = linear_map.abs().clone()
-    across.fill_diagonal_(0)
-    size, partner = across.max(0)  # the other channel that each channel moves most
+    between_channels = linear_map.abs().clone()
+    between_channels.fill_diagonal_(0)
+    size, partner = between_channels.max(0)  # the other channel that each channel moves most
     pairs = tuple((i, int(j)) for i, j in enumerate(partner.tolist()) if size[i] > 1e-9 and i < j)
     for i, j in pairs:
-        across[i, j] = across[j, i] = 0
-    return pairs if across.max() <= TOLERANCE * linear_map.abs().max() else None
+        between_channels[i, j] = between_channels[j, i] = 0
+    return pairs if between_channels.max() <= TOLERANCE * linear_map.abs().max() else None
 
 
 def _are_close(a: Tensor, b: Tensor) -> bool:

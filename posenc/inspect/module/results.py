@@ -167,12 +167,12 @@ def _bias_error(actual: Tensor, expected: Tensor) -> RowErrors:
     inexact = bias_minus_largest(actual, queries)
     exact = bias_minus_largest(expected, queries)
     logits = (inexact - exact).abs()
-    shares = logits / (1 + exact.abs())
+    relative_errors = logits / (1 + exact.abs())
     weights = [bias_minus_largest(b, queries, -torch.inf).softmax(-1) for b in (actual, expected)]
     moved = (weights[0] - weights[1]).abs().sum(-1).max() / 2
-    worst = logits.flatten()[shares.argmax()]
+    worst = logits.flatten()[relative_errors.argmax()]
     return RowErrors(
-        shares.amax((0, 2)), f"{worst:.2g} logits within a row, weights by {moved:.2g}"
+        relative_errors.amax((0, 2)), f"{worst:.2g} logits within a row, weights by {moved:.2g}"
     )
 
 

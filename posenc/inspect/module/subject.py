@@ -221,10 +221,10 @@ def _prove_subject(
     if not _depends_on_place(plain, axes_seen):
         _refuse_counting_heads(form, plain)
         raise UnfitCall("no position reaches what it returns: equal tokens get equal rows")
-    ignores = False
+    ignores_positions = False
     if form.takes_positions:
         spread = tensors_of_call(positions=2 * torch.arange(many))
-        ignores = not any(_differ(a, b) for a, b in zip(spread, plain, strict=True))
+        ignores_positions = not any(_differ(a, b) for a, b in zip(spread, plain, strict=True))
     reader = reader_of_results(run, returns, form, width, axes)
     module = make_copy()
     stated = stated_max_positions(module)
@@ -237,7 +237,7 @@ def _prove_subject(
         width,
         heads,
         stated_positions=stated,
-        ignores_positions=ignores,
+        ignores_positions=ignores_positions,
     )
 
 
@@ -357,19 +357,19 @@ def with_longest_length(subject: Subject) -> Subject:
     """Return the subject with `length` set to the longest power of two that it runs in reasonable
     time, up to _MAX_LENGTH. If it refuses one of these, `length` is the longest that it takes, and
     `refusal` is set."""
-    good = 11  # `_prove_subject` has called it with as many at least
+    num_accepted = 11  # `_prove_subject` has called it with as many at least
     for count in (2**i for i in range(4, _MAX_LENGTH.bit_length())):  # 16, 32, ..., _MAX_LENGTH
         start = time.perf_counter()
         error = _error_of_call(subject, count)
         if error is not None:
-            return _with_refusal_between(subject, good, count, error)
-        good = count
+            return _with_refusal_between(subject, num_accepted, count, error)
+        num_accepted = count
         size = subject.read_result(subject.make_inputs(count)).numel()
         is_bias = subject.reader.kind == "bias"
         most = _MAX_NUMBERS if is_bias else 2 * _MAX_NUMBERS
         if time.perf_counter() - start > SLOW_SECONDS or size * (4 if is_bias else 2) > most:
             break
-    return replace(subject, length=good)
+    return replace(subject, length=num_accepted)
 
 
 def _with_refusal_between(
