@@ -235,7 +235,7 @@ def test_the_pages_name_the_floors(page):
 @pytest.mark.prose
 def test_documents_install_what_is_published():
     """From a clone, until docs/scripts/update_install.py is told that the index has it."""
-    from docs import update_install
+    from docs.scripts import update_install
 
     wrong = [
         p.name
@@ -246,7 +246,7 @@ def test_documents_install_what_is_published():
 
 
 def test_one_variable_turns_the_commands(monkeypatch):
-    from docs import update_install
+    from docs.scripts import update_install
 
     text = '`pip install .`, `pip install -U ".[torch]"`, ".[hf,keras]", pip install torch\n'
     turned = text.replace("`pip install .`", "`pip install posenc`").replace('".[', '"posenc[')
