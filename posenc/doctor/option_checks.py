@@ -95,12 +95,12 @@ def _writes_copy(options: Options) -> bool:
     return options.fix or options.convert_layout is not None
 
 
-def _check_like(options: Options, adapter: bool) -> None:
+def _check_like(options: Options, for_adapter: bool) -> None:
     """Raise ValueError for --like where nothing is written that it describes.
 
-    adapter: True if the one path is a folder of LoRA adapters.
+    for_adapter: True if the one path is a folder of LoRA adapters.
     """
-    writes_adapter = adapter and _writes_copy(options)
+    writes_adapter = for_adapter and _writes_copy(options)
     if options.like is not None and not (options.fix or writes_adapter):
         raise ValueError(
             "--like goes with --fix of a GGUF file, or with --fix or --convert-layout of a LoRA "

@@ -444,14 +444,16 @@ def report_of_converted_copy(out: Path, copy: "ConvertedCopy") -> Report:
     )
 
 
-def report_of_permuted_adapter(out: Path, tensors: int) -> Report:
+def report_of_permuted_adapter(out: Path, tensor_count: int) -> Report:
     """Return that the rows of a LoRA adapter were permuted."""
-    return _report_of_copy(out, [f"{out}: rows of {tensors} tensors permuted"])
+    return _report_of_copy(out, [f"{out}: rows of {tensor_count} tensors permuted"])
 
 
-def report_of_scaled_adapter(out: Path, tensors: int, factor: float) -> Report:
+def report_of_scaled_adapter(out: Path, tensor_count: int, factor: float) -> Report:
     """Return that the rows of a LoRA adapter were multiplied as those of its model."""
-    return _report_of_copy(out, [f"{out}: {tensors} tensors of q's B: rotated rows * {factor:.7g}"])
+    return _report_of_copy(
+        out, [f"{out}: {tensor_count} tensors of q's B: rotated rows * {factor:.7g}"]
+    )
 
 
 def report_of_fixed_gguf(out: Path, copy: "FixedGguf") -> Report:

@@ -176,10 +176,12 @@ class _Reader:
             fields[field.name] = field
         return fields
 
-    def check_tensor_places(self, tensors: tuple[Tensor, ...], data: int, alignment: int) -> None:
+    def check_tensor_places(
+        self, tensors: tuple[Tensor, ...], data_start: int, alignment: int
+    ) -> None:
         """Raise ValueError unless the data of each tensor are aligned, and inside of the file."""
         for tensor in tensors:
-            stop = data + tensor.offset + (tensor.size or 0)
+            stop = data_start + tensor.offset + (tensor.size or 0)
             if tensor.offset % alignment or stop > self.file_size:
                 raise self.damaged_error(
                     f"the tensor {tensor.name!r:.80} begins at no multiple of {alignment}, or ends "
@@ -254,9 +256,9 @@ class _Reader:
             raise self.damaged_error("it is cut")
         self.file.seek(start + at)
 
-    def read_number(self, letter: str) -> Any:
+    def read_number(self, struct_format: str) -> Any:
         """Return the next number, in this format of struct."""
-        layout = f"{self.byte_order}{letter}"
+        layout = f"{self.byte_order}{struct_format}"
         return struct.unpack(layout, self.next_bytes(struct.calcsize(layout)))[0]
 
     def next_bytes(self, count: int) -> bytes:

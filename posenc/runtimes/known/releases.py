@@ -125,7 +125,7 @@ class Release(NamedTuple):
 
 
 @lru_cache
-def recorded_releases(line: int) -> tuple[Release, ...]:
+def recorded_releases(major: int) -> tuple[Release, ...]:
     """Return the recorded releases of transformers 4 or 5, the oldest first."""
     room = "posenc.runtimes.known"
     text = resources.files(room).joinpath("releases.json").read_text(encoding="utf-8")
@@ -133,7 +133,7 @@ def recorded_releases(line: int) -> tuple[Release, ...]:
     found: list[Release] = []
     classes: frozenset[str] = frozenset()
     for version in sorted(table, key=version_numbers):
-        if version_numbers(version)[0] != line:
+        if version_numbers(version)[0] != major:
             continue
         entry = table[version]
         classes = (classes | {*entry["came"]}) - {*entry["went"]}
