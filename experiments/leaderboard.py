@@ -33,8 +33,8 @@ from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.learning_rate_search import rate_trials
 from posenc.compare.plan.plan import make_plan, with_text
 from posenc.compare.reports.leaderboard import PUBLISHED, ROWS
-from posenc.compare.reports.merge import joined_by_slashes, recipe_of
 from posenc.compare.reports.published_trials import Row, read_rows, study_of
+from posenc.compare.reports.report_runs import joined_by_slashes, recipe_of
 from posenc.compare.results import Study
 from posenc.compare.run_study import STUDY_FILE, run_study
 from posenc.compare.trial.config import RECIPE

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from posenc.command_line.errors import RunFailed, Stopped, disk_is_full
 from posenc.compare.options import Options
-from posenc.compare.plan.contract_gate import find_contract_failures
 from posenc.compare.plan.cost import check_cost
-from posenc.compare.plan.encodings import read_encodings
+from posenc.compare.plan.encodings import find_contract_failures, read_encodings
 from posenc.compare.plan.plan import plan_one_trial_per_task
 from posenc.compare.plan.splits import MinimumBytes, split_text
 from posenc.compare.run_study import check_out_folder

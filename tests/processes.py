@@ -20,7 +20,7 @@ def processes(*words: str, parent: int | None = None) -> list[int]:
 
 def supervisor_of(home: Path) -> int:
     """The process that started the trial with this folder."""
-    (trial,) = processes(f"\0{home}\0", "posenc.compare.trial.worker")
+    (trial,) = processes(f"\0{home}\0", "posenc.compare.trial.process")
     return above(trial)
 
 

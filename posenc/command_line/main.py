@@ -26,7 +26,7 @@ from posenc.report.escaping import show_hidden_characters
 
 COMMANDS = {
     "list": "posenc.list:list_encodings",
-    "compare": "posenc.compare.command:compare",
+    "compare": "posenc.compare.options:compare",
     "report": "posenc.compare.reports.command:report",
     "leaderboard": "posenc.compare.reports.command:leaderboard",
     "bench": "posenc.bench.command:bench",

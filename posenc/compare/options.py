@@ -1,5 +1,6 @@
 """Options of `posenc compare`: name, type, range, default and help, each in one place."""
 
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -385,3 +386,17 @@ def _is_of_type(value: Any, kind: Any) -> bool:
     if not isinstance(value, _ACCEPTED_TYPES[kind][0]):
         return False
     return kind != list[str] or all(isinstance(item, str) for item in value)
+
+
+def compare(**options: Any) -> None:
+    """Train each encoding short, test it long, and recommend one.
+
+    The same command resumes an interrupted one and skips finished trials.
+    """
+    from posenc.compare import run_sizes
+
+    run_sizes.run(Options(**options))
+
+
+# typer makes the command's options from the signature.
+compare.__signature__ = inspect.signature(Options, eval_str=True)  # type: ignore[attr-defined]

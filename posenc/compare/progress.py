@@ -30,8 +30,9 @@ ALL_TRIALS = "all trials"
 def open_watchers(
     console: Console, study: Study, folder: Path, workers: int, tensorboard: bool
 ) -> Iterator[list[Any]]:
-    """Open what follows the trials, for the block under `with`: the screen, a file of events in the
-    study's folder and, with `tensorboard`, files for TensorBoard."""
+    """Yield the watchers, objects with a method for each event of a trial, opened for the block
+    under `with`: of the screen, of a file of events in the study's folder and, with `tensorboard`,
+    of files for TensorBoard."""
     plain_lines = contextlib.nullcontext(PlainLines(console))
     bars_or_lines = LiveBars(console, study.trials, workers) if console.is_terminal else plain_lines
     boards = [TensorBoard(folder / "tensorboard")] if tensorboard else []

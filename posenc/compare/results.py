@@ -290,8 +290,8 @@ class RateCheck(Record):
     posenc.compare.plan.equal_tuning.
 
     chosen_at: index of the choice in `tried`; None for the first that has the rate `chosen`.
-    plain_at: index of the rates of the recipe with the encoding's usual setting, which all
-        encodings have tried; None if no setting was tried.
+    plain_at: index in `tried` of the point before any tuning: the rates of the recipe and the
+        encoding's usual setting; None if only rates were tried.
     edges: axes of the search at whose edge the choice lies, beyond which a better one may be.
     steps: of each trial; 0 for 1 / RATE_STEPS_DIVISOR of the steps of the study.
     """
@@ -335,7 +335,8 @@ class RateCheck(Record):
         return None if self.plain_at is None else self.tried[self.plain_at].bits
 
     def steps_tried(self, steps_of_study: int) -> int:
-        """Return the steps of the trials that chose, before trials of so many steps."""
+        """Return the steps of each trial of the search. steps_of_study: those of the trials after
+        it."""
         return self.steps or max(1, steps_of_study // RATE_STEPS_DIVISOR)
 
     def check(self) -> None:
@@ -369,9 +370,9 @@ class Study(Record):
     unchecked: failures of encodings that fail the contract and were compared anyway.
     rates: choices of learning rates and settings; empty if all trials use --lr.
     rates_from: where choices come from that this study did not search itself; "" otherwise.
-    step_seconds: seconds of training steps on text by encoding, measured in turns on an otherwise
-        idle process before the trials; the n-th of each were measured one after the other. {} if
-        they were not measured.
+    step_seconds: seconds of single training steps on text by encoding, measured before the trials
+        in turns: the first of each encoding one after the other, then the second of each, and so
+        on. {} if they were not measured.
     """
 
     format: str

@@ -89,7 +89,7 @@ def rows_by_name(study: Study) -> dict[str, list[Row]]:
     return by_name
 
 
-class TimesAsLong(NamedTuple):
+class CostRatio(NamedTuple):
     """Hold how many times as long the training steps of one encoding take as those of another.
 
     lowest, highest: bounds of the ratio. Steps that were measured in turns give the range of their
@@ -133,24 +133,24 @@ class EqualTime:
         cheapest = self.cheapest
         return {name: self.ratio(name, cheapest).estimate for name in self.step_seconds}
 
-    def times(self, encoding: str, other: str) -> TimesAsLong | None:
+    def times(self, encoding: str, other: str) -> CostRatio | None:
         """Return how many times as long an encoding trains as `other`; None if it is unknown."""
         if encoding not in self.step_seconds or other not in self.step_seconds:
             return None
         return self.ratio(encoding, other)
 
-    def ratio(self, encoding: str, other: str) -> TimesAsLong:
+    def ratio(self, encoding: str, other: str) -> CostRatio:
         """Return the same as `times` for two encodings that were both measured."""
         ours = self.step_seconds[encoding]
         theirs = self.step_seconds[other]
         if encoding == other:
-            return TimesAsLong(1.0, 1.0, 1.0)
+            return CostRatio(1.0, 1.0, 1.0)
         if self.in_turns:
             ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-            return TimesAsLong(median(ratios), min(ratios), max(ratios))
+            return CostRatio(median(ratios), min(ratios), max(ratios))
         lowest = min(ours) / max(theirs)
         highest = max(ours) / min(theirs)
-        return TimesAsLong(median(ours) / median(theirs), lowest, highest)
+        return CostRatio(median(ours) / median(theirs), lowest, highest)
 
     @property
     def cheapest(self) -> str:

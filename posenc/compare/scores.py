@@ -10,8 +10,8 @@ from posenc.files.sealed_json import Record, check_count, check_rising, check_te
 class LengthScore(Record):
     """Bits per byte at one window length, or the reason why the encoding cannot run there.
 
-    windows: bits per byte of each held-out window of the longest length, cut to this length, in
-        the order of the text; empty if they were not kept.
+    windows: bits per byte of each held-out window of this length, in the order of the text; empty
+        if they were not kept.
     """
 
     length: int
@@ -39,7 +39,7 @@ class FarScore(Record):
     or the reason why the encoding cannot run there.
 
     far: with all tokens of the window. far_near: the same targets with at most train_length tokens
-        of context; see posenc.compare.trial.objectives.objective.
+        of context; see posenc.compare.trial.objectives.
     windows, near_windows: the same by window, in the order of the text.
     """
 

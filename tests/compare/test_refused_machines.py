@@ -5,7 +5,7 @@ import pytest
 from posenc import compare
 from posenc.compare import run_study
 from posenc.compare.engines import run_trials
-from posenc.compare.engines.engine import LocalEngine
+from posenc.compare.engines.run_trials import LocalEngine
 
 TINY = {"task": "copy", "steps": 1, "seeds": 1, "width": 16, "layers": 1, "heads": 1}
 

@@ -8,7 +8,9 @@ import pytest
 
 from posenc.compare import run_sizes
 from posenc.compare.options import Options
-from posenc.compare.page.sizes_report import (
+from posenc.compare.plan.plan import make_plan
+from posenc.compare.plan.sizes import count_parameters, ladder_sizes
+from posenc.compare.run_sizes import (
     SizeLosses,
     lead_sentence,
     leads_over_size,
@@ -16,8 +18,6 @@ from posenc.compare.page.sizes_report import (
     report_of_ladder,
     slope_per_doubling,
 )
-from posenc.compare.plan.plan import make_plan
-from posenc.compare.plan.sizes import count_parameters, ladder_sizes
 from posenc.compare.trial.train import build_model
 from tests.compare.page.test_text_tables import STUDY
 from tests.texts import prose

@@ -13,15 +13,14 @@ from posenc import generate
 from posenc.compare.judge.answer import conclude
 from posenc.compare.judge.summary import has_learned, summarise_tasks
 from posenc.compare.options import Options
+from posenc.compare.page.numbers import csv_text
 from posenc.compare.page.report import report_of
-from posenc.compare.page.results_csv import csv_text
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import plan_one_trial_per_task
 from posenc.compare.results import CaseScore, Study, TrialResult
 from posenc.compare.trial import train
 from posenc.compare.trial.config import TrialConfig, read_trial, write_trial
-from posenc.compare.trial.evaluate import score_cases
-from posenc.compare.trial.forward import likeliest_tokens, positions_for, target_loss
+from posenc.compare.trial.evaluate import likeliest_tokens, positions_for, score_cases, target_loss
 from posenc.encodings.registry import create
 from posenc.report.html_page import page_of
 from posenc.report.report import Cell

@@ -95,7 +95,7 @@ class Sweep:
         """The processes of this sweep of that kind: trials name its folder, workers and the mailbox
         belong to its machines."""
         if kind == "trial":
-            return processes(str(self.out), "posenc.compare.trial.worker")
+            return processes(str(self.out), "posenc.compare.trial.process")
         nodes = [self.head, *self.machines]
         raylets = {node.all_processes["raylet"][0].process.pid for node in nodes}
         name = "ray::run_job" if kind == "worker" else "ray::Mailbox"

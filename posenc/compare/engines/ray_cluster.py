@@ -137,7 +137,8 @@ def run_job(job: Job, mailbox: Any) -> TrialResult:
 
 
 def connect(address: str | None, cores: int | None) -> Any:
-    """Return the module ray, connected. Raises: ValueError where it is missing or not answered."""
+    """Connect to the cluster and return the module ray. Raises: ValueError where ray is not
+    installed or no cluster answers."""
     require_package("ray", "--engine ray")
     import ray
 
@@ -164,7 +165,7 @@ def connect(address: str | None, cores: int | None) -> Any:
 
 
 def _check_address(address: str) -> None:
-    """Refuse what is no address of a Ray cluster. Raises: ValueError."""
+    """Raise ValueError for a text that is no address of a Ray cluster."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     ports = "The port is 10001 with ray:// and 6379 without, unless the cluster says otherwise."
     if not host or not port.isdigit():

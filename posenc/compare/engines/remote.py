@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from posenc.command_line.errors import one_line
-from posenc.compare.engines.engine import TrialEvent
+from posenc.compare.engines.run_trials import TrialEvent
 from posenc.compare.engines.storage import (
     Mirror,
     Storage,
@@ -35,7 +35,8 @@ it counts as failed."""
 
 
 class Lost(Exception):
-    """The trial has ended through no fault of its own and may go on elsewhere."""
+    """Raised where a trial ended because its process or machine did, not by an error of its own:
+    another start goes on from its last checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,8 @@ class SlurmTask:
         return self.job.run(limit_step_events(POLL_SECONDS, self._write_message))
 
     def checkpoint(self) -> Any:
-        """Return what submitit queues again after a preemption or a timeout."""
+        """Return this task, which submitit queues again after a preemption or a timeout, as the
+        submission that it expects."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)

@@ -1,20 +1,31 @@
 """The two lines of a study: which encoding to use, and what the study cannot say.
 
-Both are put together here from facts without words (`judgement.py`, `limits.py`, standings of
-tasks); their sentences are in `posenc.compare.judge.sentences`.
+Both are put together here from facts without words (`judgement.py`, `Limits`, standings of tasks);
+the sentences of the first are in `posenc.compare.judge.sentences`.
 """
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import replace
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median_high
 from typing import NamedTuple
 
 from posenc.compare.judge import sentences
-from posenc.compare.judge.judgement import Judgement, judge, why_no_interval
-from posenc.compare.judge.limits import limit_sentences, limits_of
+from posenc.compare.judge.context_use import context_use
+from posenc.compare.judge.judgement import (
+    SERVERS,
+    Judgement,
+    bits_that_may_turn,
+    judge,
+    servers_of,
+    why_no_interval,
+)
 from posenc.compare.judge.near_far import failed_trials, near_and_far
-from posenc.compare.judge.served_by import SERVERS, servers_of
+from posenc.compare.judge.sentences import join_names, number_word
 from posenc.compare.judge.standing import (
+    MARGIN,
     Standing,
     metric_beyond,
     standing_of_task,
@@ -22,7 +33,8 @@ from posenc.compare.judge.standing import (
 )
 from posenc.compare.judge.summary import has_learned, summarise, summarise_tasks
 from posenc.compare.results import Study, with_labels
-from posenc.compare.trial.config import ENCODING_LR
+from posenc.compare.rows import rows_by_name, rows_of
+from posenc.compare.trial.config import ENCODING_LR, TrialConfig
 from posenc.tasks.registry import TEXT
 
 
@@ -104,8 +116,8 @@ def limits(study: Study) -> str:
 
 
 def _sentences_on_table_rates(study: Study) -> Iterator[str]:
-    """Yield the sentence on the rates that a search chose for tables and scalars of encodings: who
-    adds such an encoding to another trainer gets other losses without them."""
+    """Yield the sentence on how much faster than the model the tables and scalars of encodings
+    learned, where a search chose a factor other than the default; nothing otherwise."""
     chosen = {}
     for check in study.rates:
         best = check.best
@@ -136,7 +148,8 @@ def _sentences_on_servers(study: Study) -> Iterator[str]:
 
 
 def _taken(judgement: Judgement) -> list[str]:
-    """Return the row to take for both places and, where another is better near, that one."""
+    """Return the names of the rows to take: the one for both places and, where another is better
+    for near bytes, that one too; [] if there is no choice."""
     if judgement.taken is None:
         return []
     near, far = judgement.near, judgement.far
@@ -213,3 +226,192 @@ def _first_missing_trials(study: Study) -> dict[str, tuple[str, int]]:
     for task, seed, name in sorted(needed - finished, reverse=True):
         first[name] = (task, seed)  # what comes first is written last, and stays
     return first
+
+
+LAST_UNSCALED_T5 = 5
+"""The last recipe in which `t5` meant what is `t5:unscaled=true` now."""
+ROPE = "rope"
+"""The encoding whose readings in a window and after a tuning are baselines."""
+HYBRIDS = ("rnope", "rnope_swa", "irope")
+"""Encodings by layer that people train: rotated layers with layers without positions."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Facts that limit an answer. Seven points must hold for it to transfer to a larger model;
+    their numbers are in brackets, and those that do not hold are named. No study holds point 4: the
+    time on the hardware and servers of the user.
+
+    num_seeds: of an encoding, for the task that has the fewest. num_tasks: generated ones.
+    parameters, steps: of the models; steps is None if trials differ.
+    fall_per_doubling: bits per byte that the last doubling of the steps saved; None if unknown.
+    may_turn: bits of difference that another doubling may turn; None if unknown.
+    rates_searched: each encoding has a learning rate of its own, chosen by validation. (1)
+    knobs_searched: so has its own knob, the factor of its tables, RoPE's base, ALiBi's slopes or
+        T5's scale. (1)
+    has_retrieval: generated tasks ask for facts that are far away. (2)
+    absent_baselines: baselines that people run and that are not among the rows: "window" for RoPE
+        read in a window, "tuned" for RoPE after a short tuning, "hybrid". (3)
+    num_sizes: number of sizes of the model. (5)
+    bytes_per_parameter: bytes of training text for each parameter; None without a text. (6)
+    far_context_saves: the most bits per byte that any row saves on far bytes by context from beyond
+        the training length; None if not measured. (7)
+    has_far: far bytes were measured.
+    has_old_t5: its t5 is today's t5:unscaled=true.
+    """
+
+    num_seeds: int
+    has_text: bool
+    num_tasks: int
+    parameters: float
+    steps: int | None
+    fall_per_doubling: float | None
+    may_turn: float | None
+    rates_searched: bool
+    knobs_searched: bool
+    has_retrieval: bool
+    absent_baselines: tuple[str, ...]
+    num_sizes: int
+    bytes_per_parameter: float | None
+    far_context_saves: float | None
+    has_far: bool
+    has_old_t5: bool
+
+
+def limits_of(study: Study) -> Limits:
+    """Return the limits of a study with at least one finished trial."""
+    trials = [result.config for result in study.finished]
+    on_text = [result for result in study.finished if result.config.is_on_text]
+    steps = {trial.steps for trial in trials}
+    fall_per_doubling, may_turn = bits_that_may_turn(study) or (None, None)
+    sizes = {(trial.width, trial.layers) for trial in trials}
+    tokens = [
+        result.config.steps * result.config.batch * result.config.train_length / result.parameters
+        for result in on_text
+        if result.parameters
+    ]
+    rows = rows_of(study)
+    return Limits(
+        num_seeds=_fewest_usual_seeds(trials),
+        has_text=bool(on_text),
+        num_tasks=len(study.sequence_tasks),
+        parameters=fmean(result.parameters for result in study.finished),
+        steps=steps.pop() if len(steps) == 1 else None,
+        fall_per_doubling=fall_per_doubling,
+        may_turn=may_turn,
+        rates_searched=any(check.task == TEXT for check in study.rates),
+        knobs_searched=any(
+            check.task == TEXT and check.plain_at is not None for check in study.rates
+        ),
+        has_retrieval=bool(study.sequence_tasks),
+        absent_baselines=_absent_baselines([(row.encoding, row.reading) for row in rows]),
+        num_sizes=len(sizes),
+        bytes_per_parameter=fmean(tokens) if tokens else None,
+        far_context_saves=_most_saved(study),
+        has_far=near_and_far(study).far is not None,
+        has_old_t5=any(t.encoding == "t5" and t.recipe <= LAST_UNSCALED_T5 for t in trials),
+    )
+
+
+def _most_saved(study: Study) -> float | None:
+    """Return the most bits per byte that any row saves by far context; None if not measured."""
+    uses = [context_use(rows) for rows in rows_by_name(study).values()]
+    saved = [use.saved.value for use in uses if use is not None]
+    return max(saved, default=None)
+
+
+def _absent_baselines(rows: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Return which baselines are not among the rows (encoding, reading)."""
+    # The text has options after a colon, and a label settings in brackets.
+    names = {(re.split(r":| \(", encoding)[0], reading) for encoding, reading in rows}
+    absent = [reading for reading in ("window", "tuned") if (ROPE, reading) not in names]
+    if not any(encoding in HYBRIDS or "/" in encoding for encoding, _ in names):
+        absent.append("hybrid")
+    return tuple(absent)
+
+
+def _fewest_usual_seeds(trials: Sequence[TrialConfig]) -> int:
+    """Return how many seeds an encoding usually has (the median over the encodings), for the task
+    that has the fewest."""
+    seeds_by_task: dict[str, Counter[str]] = {}
+    for trial in trials:
+        seeds_by_task.setdefault(trial.task, Counter())[trial.encoding] += 1
+    return min(median_high(seeds.values()) for seeds in seeds_by_task.values())
+
+
+def limit_sentences(limits: Limits) -> Iterator[str]:
+    """Yield the sentences of the second line: the size of the study, and what of the seven points
+    that must hold for a larger model was not tested."""
+    yield f"{_size_of_study(limits)}: {_clause_on_longer_training(limits)}."
+    if limits.has_text:
+        yield f"Not tested: {join_names(_not_tested(limits))}."
+        if limits.has_far:
+            yield "Near and far losses are of different bytes."
+        yield _sentence_on_far_context(limits)
+    if limits.has_old_t5:
+        yield "Its t5 is today's t5:unscaled=true."
+
+
+def _size_of_study(limits: Limits) -> str:
+    """Write seeds, texts, tasks, sizes and steps of a study."""
+    seeds = number_word(limits.num_seeds).capitalize()
+    parts = [f"{seeds} {'seed' if limits.num_seeds == 1 else 'seeds'}"]
+    parts += ["one text"] if limits.has_text else []
+    if limits.num_tasks:
+        tasks = "task" if limits.num_tasks == 1 else "tasks"
+        parts.append(f"{number_word(limits.num_tasks)} {tasks}")
+    size = limits.parameters
+    parts.append(f"{size / 1e6:.1f} M parameters" if size >= 5e4 else f"{size:,.0f} parameters")
+    if limits.bytes_per_parameter is not None:
+        parts.append(f"{limits.bytes_per_parameter:.2g} bytes a parameter")
+    if limits.steps is not None:
+        parts.append(f"{limits.steps:,} steps")
+    return ", ".join(parts)
+
+
+def _clause_on_longer_training(limits: Limits) -> str:
+    """Write how much the loss still falls, and which differences could turn by then."""
+    if limits.fall_per_doubling is None:
+        return "what longer training changes was not measured"
+    still = f"the loss still falls {limits.fall_per_doubling:.2f} bits per doubling of the steps"
+    if limits.may_turn is None:
+        return still
+    return (
+        f"{still}; one more doubling may move leads by {limits.may_turn:.2f}, and what a full "
+        "training does is not known"
+    )
+
+
+def _not_tested(limits: Limits) -> list[str]:
+    """List what must hold for a larger model and was not tested."""
+    baselines = {
+        "window": "RoPE in a window",
+        "tuned": "RoPE tuned at length",
+        "hybrid": "hybrids with layers without positions",
+    }
+    parts = []
+    if not limits.rates_searched:
+        parts.append("rates, bases, slopes and scales of each encoding (--tune)")
+    elif not limits.knobs_searched:
+        parts.append("bases, slopes and scales")
+    if not limits.has_retrieval:
+        parts.append("finding facts far away")
+    parts += [baselines[name] for name in limits.absent_baselines]
+    if limits.num_sizes < 2:
+        parts.append("another size")
+    return [*parts, "documents kept apart", "your hardware and server"]
+
+
+def _sentence_on_far_context(limits: Limits) -> str:
+    """Write what context from beyond the training length saves."""
+    if limits.far_context_saves is None:
+        if limits.has_far:
+            return "What far context saves was not measured in this run."
+        return "Far tokens were not measured in this run."
+    saved = max(limits.far_context_saves, 0.0)
+    if saved < MARGIN:
+        return (
+            f"Far context saves at most {saved:.3f} bits here: far losses show what breaks, not "
+            "what is used."
+        )
+    return f"Far context saves up to {saved:.2f} bits here."

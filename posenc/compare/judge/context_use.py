@@ -117,8 +117,9 @@ def _used_for_certain(
     gaps: Mapping[tuple[int, int], Gap],
     trial: TrialConfig,
 ) -> int:
-    """Return how many bytes of context every far byte has in the longest window than which a longer
-    one is better for certain, and better than all shorter ones too; 0 if there is none."""
+    """Return a number of bytes of context that are certainly not all that the row uses. Of the
+    windows that a longer one certainly improves on, it takes the longest, and returns the bytes of
+    context of the far byte that has the fewest there; 0 if there is no such window."""
     if trial.objective != CAUSAL:
         return 0
     most = 0
@@ -154,8 +155,8 @@ def _least_context(length: int, trial: TrialConfig) -> int:
 
 
 def _enough_for_certain(lengths: Sequence[int], gaps: Mapping[tuple[int, int], Gap]) -> int | None:
-    """Return the shortest length over which every longer one saves less than MARGIN, interval
-    included; None if only the longest is so."""
+    """Return the shortest window that is certainly long enough: every longer one saves less than
+    MARGIN against it, with the upper end of its interval. None if only the longest window is."""
     for i, length in enumerate(lengths[:-1]):
         over_this = [gaps.get((length, longer)) for longer in lengths[i + 1 :]]
         if all(gap is not None and gap.value + gap.half_width < MARGIN for gap in over_this):

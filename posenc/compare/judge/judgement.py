@@ -2,6 +2,7 @@
 it. Its sentences stand in `sentences.py`."""
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -10,7 +11,6 @@ from typing import NamedTuple
 
 from posenc.compare.judge.context_use import ContextUse, context_use
 from posenc.compare.judge.near_far import Places, near_and_far
-from posenc.compare.judge.served_by import num_servers
 from posenc.compare.judge.standing import MARGIN, Standing
 from posenc.compare.judge.summary import bits_saved_by_doubling
 from posenc.compare.results import Study
@@ -57,8 +57,8 @@ class Choice:
     certainty: USE, LEADS or TIED.
     taken: the row to take: the leader, or of the tied ones the one that most servers run and that
         takes the least time.
-    tied: all rows that are not told from the best, `taken` among them, best mean first; one row of
-        each encoding.
+    tied: all rows that cannot be told apart from the best, `taken` among them, best mean first; one
+        row of each encoding.
     bits: the mean loss of each of them, in bits per byte.
     behind: the best row of another encoding that is behind; None if there is none.
     drift: bits that twice the steps may move the lead, None if unknown.
@@ -97,9 +97,9 @@ class Judgement:
 
     near, far: the choices in both places; None where no row has a number.
     taken: the one row to take for both; None if there is no choice.
-    unbeaten_table: the table of bytes that no model is better than, then there is no choice; None
-        if a model is better.
-    only_encoding: None if there are more.
+    unbeaten_table: a table of bytes that predicts the text at least as well as every model, and
+        then there is no choice; None if some model is better.
+    only_encoding: the encoding, if only one has rows; None if there are more.
     own: the user's own encodings against all others, by place.
     cost: what training took; None if it was not measured on one processor.
     context: how many bytes of context `taken` uses; None without far bytes.
@@ -207,10 +207,10 @@ class DriftOfLeads:
         return max(self.usual, abs(theirs - ours))
 
     def least_lead_to_use(self, leader: str, other: str) -> float | None:
-        """Return the bits by which a row must lead another to be called the one to use: more than
-        another doubling may change the lead, and more than the last one saved the leader. A lead
-        that is smaller than what one doubling saves was measured early in training, of which one
-        more doubling is not the end. None if the last doubling is unknown for one of them."""
+        """Return the bits by which a row must lead another to be called the one to use: the larger
+        of what another doubling of the steps may change the lead by, and of what the last doubling
+        saved the leader (while a doubling saves more than the lead, training is early). None if the
+        last doubling is unknown for one of them."""
         drift = self.of(leader, other)
         if drift is None:
             return None
@@ -242,7 +242,8 @@ def choose(
 
 
 def _choose_leader(standing: Standing, places: Places, drift: DriftOfLeads) -> Choice:
-    """Return the choice of the first row of a place, from which all others are told."""
+    """Return the choice of the first row of a place, where all rows of other encodings are
+    certainly behind it."""
     leader = standing.order[0]
     encoding = places.encoding_of[leader]
     rivals = _rows_of_other_encodings(standing, places, {encoding})
@@ -266,8 +267,8 @@ def _choose_leader(standing: Standing, places: Places, drift: DriftOfLeads) -> C
 
 
 def _leads_enough(standing: Standing, drift: DriftOfLeads, leader: str, other: str) -> bool:
-    """Return True if more training is not expected to let the other row pass the leader. One whose
-    drift is unknown might."""
+    """Return True if the leader is ahead by more than twice the steps are expected to change; False
+    also where that is unknown."""
     least = drift.least_lead_to_use(leader, other)
     return least is not None and standing.gap(other, leader).value > least
 
@@ -330,8 +331,8 @@ def _row_for_both_places(
 
 
 def _byte_table_that_no_model_beats(text: Study, near: Standing) -> ByteTable | None:
-    """Return the first table of bytes that no model is below; None if there is none, or where no
-    table was counted."""
+    """Return the table of single bytes, or else of byte pairs, whose loss no model is below; None
+    if models are below both, or where no table was counted."""
     lowest = near.mean(near.order[0])
     if text.corpus is None:
         return None
@@ -412,3 +413,51 @@ def verdicts_of_pairs(standing: Standing) -> list[tuple[str, str, str]]:
             verdict = "better"
         found.append((a, b, verdict))
     return found
+
+
+SERVERS = ("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers")
+_BY_NAME = {
+    "rope": SERVERS,
+    "rope_interleaved": SERVERS,
+    "partial_rope": SERVERS,
+    "linear": SERVERS,
+    "ntk": SERVERS,
+    "yarn": SERVERS,
+    "llama3": SERVERS,
+    "longrope": SERVERS,
+    "rnope": SERVERS,
+    "rnope_swa": SERVERS,
+    "irope": SERVERS,
+    "learned": SERVERS,
+    "alibi": ("vLLM", "llama.cpp", "transformers"),
+    "t5": ("llama.cpp", "transformers"),
+    "sinusoidal": ("transformers",),
+}
+"""Programs with a decoder of this encoding: SmolLM3 and Command A are RNoPE, Llama 4 iRoPE, BLOOM
+and MPT ALiBi, GPT-2 learned, T5's own decoder T5. Read in vLLM 0.33.0, SGLang 0.5.23 and mlx-lm
+0.32.2, and in llama.cpp and transformers of November 2026. Of an encoding that is not here no such
+decoder is known."""
+
+
+_LEARNED_SLOPES = re.compile(r"^alibi.*(learned=true|learned slopes)")
+
+
+def servers_of(encoding: str) -> tuple[str, ...]:
+    """Return the programs that run an encoding, by its text in a trial or a label.
+
+    A sum of encodings or a mix by layer counts as served by none.
+
+    >>> servers_of("rope:rope_theta=500000"), servers_of("fire")
+    (('vLLM', 'SGLang', 'llama.cpp', 'mlx-lm', 'transformers'), ())
+    >>> servers_of("alibi (slopes down to 2^-4)"), servers_of("alibi (learned slopes)")
+    (('vLLM', 'llama.cpp', 'transformers'), ())
+    """
+    if _LEARNED_SLOPES.search(encoding):
+        return ()  # they compute ALiBi's slopes from the number of heads
+    name = re.fullmatch(r"(\w+)(:.*| \(.*\))?", encoding)
+    return _BY_NAME.get(name[1], ()) if name else ()
+
+
+def num_servers(encoding: str) -> int:
+    """Return the number of programs of `servers_of`."""
+    return len(servers_of(encoding))

@@ -189,7 +189,7 @@ def _rows_that_count(text: Study, failed: Mapping[str, tuple[int, int]]) -> list
 
 
 def _encoding_and_seed(config: TrialConfig) -> tuple[str, int]:
-    """Return what tells a trial on text from the others of its study."""
+    """Return encoding and seed, which no two trials on text of a study share."""
     return config.encoding, config.seed
 
 
@@ -241,7 +241,8 @@ def _standing(losses: Values, where: str, rows: Iterable[Row], is_far: bool) -> 
 def _with_own_spread_of_first(
     near: Standing | None, far: Standing | None, near_row_of: Mapping[str, str]
 ) -> tuple[Standing | None, Standing | None]:
-    """Return the standings with the interval of each first row by its own seeds alone.
+    """Return both standings with `half_by_own_seeds` set: half of an interval of the lead of the
+    first row, from its own seeds alone.
 
     An interval pooled over all encodings is too narrow for one whose seeds vary much more than
     those of the others, and with few seeds such a one is first by luck. Its spread is taken over
@@ -272,8 +273,9 @@ class _Spread(NamedTuple):
 
 
 def _spread_of_lead(standing: Standing | None, name: str | None) -> _Spread | None:
-    """Return how much a row's lead varies between seeds, against that of its nearest rivals that
-    varies least: the rest is the rivals' own. None with fewer than two common seeds."""
+    """Return how much a row's lead varies between seeds: of its leads over the NUM_NEAREST_RIVALS
+    nearest other rows, the one that varies least, as the others vary by their rivals' own seeds.
+    None with fewer than two common seeds, or for a row that is not in the standing."""
     if standing is None or name not in standing.order or standing.pairs.prior is None:
         return None
     values = standing.pairs.values

@@ -15,7 +15,7 @@ from posenc.compare.judge.judgement import (
     OwnComparison,
 )
 from posenc.compare.judge.standing import Standing
-from posenc.compare.rows import EqualTime, TimesAsLong
+from posenc.compare.rows import CostRatio, EqualTime
 from posenc.statistics.seed_intervals import Gap
 
 COSTS_MORE = 1.2
@@ -302,13 +302,13 @@ def _sentences_on_cost(cost: EqualTime, judgement: Judgement, taken: str | None)
         )
 
 
-def _is_dearer(times: TimesAsLong) -> bool:
+def _is_dearer(times: CostRatio) -> bool:
     """Return True if the answer says what an encoding costs: it is slower for certain, and by
     enough to matter."""
     return times.estimate >= COSTS_MORE and times.lowest > 1
 
 
-def times_in_words(times: TimesAsLong) -> str:
+def times_in_words(times: CostRatio) -> str:
     """Write a ratio of training times with its range, `1.4 (1.3 to 1.6)`; without a range that
     rounding shows, `1.4`."""
     estimate, lowest, highest = (f"{ratio:.1f}" for ratio in times)

@@ -107,9 +107,9 @@ class Standing:
 
     @cached_property
     def contenders(self) -> tuple[str, ...]:
-        """Return the encodings that are not told from the first of the order, itself included, best
-        mean first: those that are worse than none, and those that it leads by no more than
-        `half_by_own_seeds`."""
+        """Return the encodings that cannot be told apart from the first of the order, best mean
+        first, the first included: those that are worse than none, and those that it leads by no
+        more than `half_by_own_seeds`."""
         first = self.order[0]
         close = {n for n in self.order if abs(self.gap(n, first).value) <= self.half_by_own_seeds}
         return tuple(name for name in self.order if name in {first, *self.first_tier} | close)
@@ -138,9 +138,10 @@ class Standing:
         )
 
     def mean(self, name: str) -> float:
-        """Return the mean of an encoding over seeds, without the effect of seeds if trials are
-        missing. An encoding outside `among_best` is as far from the best as in all trials, so that
-        the order fits. A score stays between 0 and 1."""
+        """Return the mean of an encoding over seeds; if trials are missing, that of the fitted
+        model, without the effect of seeds. The fit of those in `among_best` has fewer trials, so
+        means of all others are shifted by as much as that of the best moves. A score stays between
+        0 and 1."""
         means, shift = self.pairs.means, 0.0
         if self.among_best:
             if name in self.among_best.pairs.values:
@@ -272,7 +273,8 @@ def ranks_without_a_task(study: Study) -> dict[str, tuple[int, int]]:
 
 
 def scores_of_task(study: Study, task: str) -> Values:
-    """Return means of the task's metric over all tests but that at the training length."""
+    """Return the mean of the task's metric over all tests but that at the training length, by
+    encoding and seed; a trial that cannot run one of these tests is left out."""
     scores: Values = {}
     for result in results_that_count(study.of_task(task)):
         shown = [shown_score(task, score) for score in result.by_case[1:]]

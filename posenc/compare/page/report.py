@@ -8,22 +8,23 @@ from rich.console import Console
 from posenc.compare.judge.near_far import standings
 from posenc.compare.judge.summary import group_by_task
 from posenc.compare.page import figures
-from posenc.compare.page.json_facts import facts_of
-from posenc.compare.page.results_csv import csv_text
+from posenc.compare.page.numbers import csv_text, facts_of
 from posenc.compare.page.settings import facts_to_repeat, paper_links, specs_table, tuning_sections
-from posenc.compare.page.task_tables import HOW_TO_READ_TASKS, matrix_of_tasks, task_table
-from posenc.compare.page.text_tables import (
+from posenc.compare.page.tables import (
     BOTH_INTERVALS,
+    HOW_TO_READ_TASKS,
     HOW_TO_READ_TEXT,
     curve_table,
+    matrix_of_tasks,
     reading_sections,
     seeds_table,
+    task_table,
     text_table,
 )
 from posenc.compare.results import Study, with_labels
 from posenc.compare.trial.config import TrialConfig, describe_trial
-from posenc.compare.trial.effective_spec import AXES
 from posenc.compare.trial.objectives import objective_of
+from posenc.compare.trial.run_trial import AXES
 from posenc.files.atomic import write_atomically
 from posenc.report.figure_files import write_page
 from posenc.report.html_page import page_of

@@ -88,14 +88,6 @@ def _check_week(trials: Sequence[TrialConfig], count: int, seconds: int, yes: bo
     )
 
 
-def lengths_of_tests(trial: TrialConfig) -> list[int]:
-    """Return the tokens of a sequence in each test of a trial, the training length first."""
-    task = task_of(trial)
-    if task is None:
-        return list(trial.test_lengths)
-    return [task.max_tokens(case) for case in task.cases(trial.test_lengths)]
-
-
 def opening_sentence(study: Study, workers: int, folder: Path, seconds: int | None) -> str:
     """Return one sentence: what will run, on how much text, for how long if that was measured, and
     where results go."""

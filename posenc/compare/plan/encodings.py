@@ -1,13 +1,32 @@
-"""Read, name and build the encodings of a comparison, and hash their code."""
+"""Read, name and build the encodings of a comparison, hash their code, and check them: whole
+patterns of layers, no twins, and the contract that a comparison of losses requires of a user's
+class."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
 
 from posenc.command_line.errors import one_line
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.objectives import objective_of
+from posenc.compare.trial.task_of_trial import lengths_of_tests, shape_length
+from posenc.compare.trial.train import encoding_shape
 from posenc.encodings import (
+    Compose,
     ModelShape,
+    PerLayer,
     PositionEncoding,
+    Within,
+    classes_and_arguments,
     create,
+    entry,
     hash_of_posenc_code,
     hash_of_user_code,
     line_in_user_code,
@@ -15,6 +34,17 @@ from posenc.encodings import (
     parse,
     with_importable_classes,
     with_relative_paths,
+)
+from posenc.testing import CHECKS, VOIDING_FAILURES, maker, verdicts
+from posenc.testing.contract import check_in_both_modes
+from posenc.testing.harness import (
+    SHAPE,
+    Make,
+    build_layer,
+    differs,
+    possible_length,
+    random_embeddings,
+    successive_positions,
 )
 
 
@@ -88,3 +118,175 @@ def build_encoding(text: str, shape: ModelShape) -> PositionEncoding:
         if at := line_in_user_code(error):
             raise ValueError(f"{text} cannot be built, at {at}: {one_line(error)}") from error
         raise
+
+
+def check_in_model(trial: TrialConfig, compared: Sequence[ComparedEncoding]) -> None:
+    """Raise ValueError for an encoding by layer whose pattern is longer than this trial's model,
+    and for two of posenc's encodings that do the same in every layer of it."""
+    encodings = [build_encoding(named.text, encoding_shape(trial)) for named in compared]
+    pairs = list(zip(compared, encodings, strict=True))
+    for named, encoding in pairs:
+        if isinstance(encoding, PerLayer):
+            try:
+                encoding.check_layers(named.label, trial.layers)
+            except ValueError as error:
+                raise ValueError(f"{error} Here --layers {encoding.period} would do.") from None
+    of_posenc = [(named, encoding) for named, encoding in pairs if not named.code]
+    for (one, a), (other, b) in itertools.combinations(of_posenc, 2):
+        if are_twins(a, b, trial.layers):
+            raise ValueError(
+                f"{one.label!r} and {other.label!r} are the same encoding in this model of "
+                f"{trial.layers} layers: leave one out."
+            )
+
+
+def are_twins(a: PositionEncoding, b: PositionEncoding, num_layers: int) -> bool:
+    """Return True if two encodings of posenc are known to do the same in every layer.
+
+    Compares classes and arguments, not results: a scaling by 1 and no scaling are no twins.
+    """
+    if type(a) is type(b) is not PerLayer and classes_and_arguments(a) == classes_and_arguments(b):
+        return True
+    # Both patterns begin again together after this many layers.
+    common_period = math.lcm(*(e.period if isinstance(e, PerLayer) else 1 for e in (a, b)))
+    layers = range(min(num_layers, common_period))
+    return _describe_layers(a, layers) == _describe_layers(b, layers)
+
+
+def _describe_layers(encoding: PositionEncoding, layers: Sequence[int]) -> list[Any]:
+    """Return a description of each layer: for every part that acts in it, the first layer with the
+    same object, and its class and arguments. Equal descriptions do the same."""
+    first_layer: dict[int, int] = {}  # by the id of a part
+    layer_descriptions = []
+    for index in layers:
+        acting = _parts_in_layer(encoding, index)
+        parts = [(first_layer.setdefault(id(e), index), _class_and_arguments(e)) for e in acting]
+        layer_descriptions.append(
+            sorted(parts, key=repr) if _order_is_irrelevant(acting) else parts
+        )
+    return layer_descriptions
+
+
+def _class_and_arguments(encoding: PositionEncoding) -> Any:
+    """Return the class and arguments of an encoding, to compare; of one within a mask, which has no
+    comparable ones, the id of the object."""
+    return id(encoding) if isinstance(encoding, Within) else classes_and_arguments(encoding)
+
+
+def _parts_in_layer(encoding: PositionEncoding, index: int) -> list[PositionEncoding]:
+    """Return the parts that act in a layer; embeddings are encoded once, in layer 0."""
+    in_layer = encoding.acting_encoding(index) if isinstance(encoding, PerLayer) else encoding
+    parts = in_layer.members if isinstance(in_layer, Compose) else (in_layer,)
+    acting = [e for e in parts if index == 0 or e.claims.places != (1,)]
+    return [e for e in acting if type(e) is not PositionEncoding]  # the base class does nothing
+
+
+def _order_is_irrelevant(parts: Sequence[PositionEncoding]) -> bool:
+    """Return True if the order of the parts changes nothing: they act at different places, or add
+    to the same scores."""
+    places = [place for e in parts for place in e.claims.places if place != 3]  # 3: the scores
+    return len(places) == len(set(places)) and all(e.claims.additive for e in parts)
+
+
+_REQUIRED_CHECKS = {name: CHECKS[name] for name in VOIDING_FAILURES}
+
+
+@contextlib.contextmanager
+def exits_as_errors() -> Iterator[None]:
+    """In the block under `with`, raise ValueError with the line where an encoding ends the program
+    (sys.exit) or interrupts it."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        if at := line_in_user_code(error):
+            raise ValueError(f"{at}: {type(error).__name__}, and nothing was trained.") from error
+        raise
+
+
+def find_contract_failures(
+    compared: Sequence[ComparedEncoding], allowed: bool, trials: Sequence[TrialConfig] = ()
+) -> dict[str, str]:
+    """Return why results of an encoding would mean nothing: a dict from its text to the reason, for
+    the user's encodings that break the contract.
+
+    posenc's own encodings are skipped, since the test suite checks them.
+
+    allowed: with --unchecked, return the reasons instead of raising.
+    trials: one of each task, at whose shortest and longest length some checks are repeated.
+    Raises: ValueError at the first such encoding, unless `allowed`.
+    """
+    reasons = {}
+    causal = [t for t in trials if all(objective_of(t).stacks)]
+    lengths = set()
+    for trial in causal:
+        tested = lengths_of_tests(trial)
+        for length in (tested[0], max(tested)):
+            lengths.add((shape_length(trial), length))
+    check_lengths = check_in_both_modes(partial(_check_outputs_at_lengths, sorted(lengths)))
+    checks = _REQUIRED_CHECKS | {"lengths_of_the_study": check_lengths}
+    for encoding in compared:
+        with contextlib.redirect_stdout(sys.stderr):  # its prints are no output of the command
+            why = _contract_failure(encoding, checks) if encoding.code else None
+        if why is None:
+            continue
+        if not allowed:
+            raise ValueError(
+                f"{encoding.label}: {why}. Its losses would be meaningless. --unchecked compares "
+                "it anyway, with a note in the report."
+            )
+        reasons[encoding.text] = why
+    return reasons
+
+
+def _check_outputs_at_lengths(lengths: Sequence[tuple[int, int]], make: Make) -> None:
+    """Check that outputs are finite, do not depend on later tokens, and are the same when later
+    tokens are missing.
+
+    lengths: the training length that the encoding is built for, and the tokens of a sequence.
+    Raises: AssertionError, as the checks of posenc.testing do.
+    """
+    for train_length, length in lengths:
+        model = build_layer(make, replace(SHAPE, train_length=train_length))
+        positions = successive_positions(model.encoding, possible_length(model.encoding, length))
+        states = random_embeddings(len(positions), batch=2)
+        prefix = len(positions) // 2 + 1  # two sequences that differ after it only
+        states[1, :prefix] = states[0, :prefix]
+        with torch.no_grad():
+            out = model(states, positions, length=len(positions))
+            alone = model(states[:, :prefix], positions[:prefix], length=len(positions))
+        at = f"in sequences of {length:,} tokens"
+        is_finite = out.isfinite().all() and alone.isfinite().all()
+        assert is_finite, f"{VOIDING_FAILURES['outputs_are_finite']} {at}"
+        assert not differs(*out[:, :prefix]), f"{VOIDING_FAILURES['the_future_is_invisible']} {at}"
+        assert not differs(alone, out[:, :prefix]), (
+            f"{VOIDING_FAILURES['decoding_matches_prefill']} {at}"
+        )
+
+
+def _contract_failure(
+    compared: ComparedEncoding, checks: dict[str, Callable[[Make], None]]
+) -> str | None:
+    """Return why results of a user's encoding would mean nothing: the first check that one of its
+    parts fails; None if all pass."""
+    for part in dict.fromkeys(parse(compared.text).parts):
+        if not part.attribute and not entry(part.name_or_module).origin:
+            continue  # posenc's own
+        try:
+            create(str(part), SHAPE)
+        except (Exception, SystemExit) as error:  # a user's constructor may raise anything
+            text = " ".join(str(error).split())[:300].rstrip(".")
+            return (
+                f"it could not be checked, because it cannot be built for {SHAPE.num_heads} query "
+                f"heads and {SHAPE.num_kv_heads} key/value heads of {SHAPE.head_dim}: {text}"
+            )
+        for verdict in verdicts(maker(str(part)), checks):
+            why = (verdict.failure or "").rstrip(".")
+            if verdict.raised:
+                return f"{why} (in the check {verdict.check})"
+            if why:
+                return (
+                    f"{VOIDING_FAILURES[verdict.check]} ({why})"
+                    if verdict.check in VOIDING_FAILURES
+                    else why
+                )
+    return None

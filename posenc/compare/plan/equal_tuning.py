@@ -135,8 +135,8 @@ def settings_of_knob(text: str, trial: TrialConfig) -> list[tuple[KnobOptions, f
 
 
 def _knob_keys(part: Part) -> tuple[str, ...]:
-    """Return the options of one encoding in a text that its knob sets; () for none, as for one of
-    whose options the text chooses, and for a class of the user."""
+    """Return the names of the options that the knob of one encoding sets. () if it has no knob, if
+    the text gives one of these options itself, and for a class of the user."""
     if part.attribute:
         return ()
     fixed = {option.key for option in part.options}
@@ -176,8 +176,8 @@ def joined_point(bits: Mapping[Point, float], plain: Point) -> Point:
 
 
 def wider_points(tried: Iterable[Point], best: Point) -> list[Point]:
-    """Return the neighbours of the best point beyond what was tried, on every axis: where no point
-    of the line through it, along that axis, lies further out. [] if it lies inside.
+    """Return the next points outwards from the best one, on each axis on which nothing further out
+    was tried with the same other coordinates; [] if it is at no edge.
 
     tried: the points so far.
     """
@@ -204,8 +204,9 @@ def edges_of(tried: Iterable[Point], best: Point) -> tuple[str, ...]:
 
 
 def axes_of(tried: Sequence[Point], best: Point) -> list[str]:
-    """Return the axes through a point: the rate of tables is one where some point has another or
-    slopes are learned, but not where slopes are fixed."""
+    """Return the axes on which a point may move: those of RATIOS that it has a coordinate on. The
+    rate of tables counts only if slopes are learned there, or if points without learned slopes
+    differ in it."""
     learned = ("learned", True)
     rates = {point.encoding_lr for point in tried if learned not in point.options}
     has_tables = learned in best.options or len(rates) > 1
@@ -229,7 +230,7 @@ def _on_one_line(point: Point, other: Point, axis: str) -> bool:
 
 
 def _rounded(value: float) -> float:
-    """Return a value without the rounding of products, so that equal points are equal."""
+    """Return a value rounded to six digits, so that two products that should be equal are."""
     return float(f"{value:.6g}")
 
 
@@ -311,7 +312,7 @@ def recorded_choices(
     trial: TrialConfig, entries: Sequence[ComparedEncoding]
 ) -> RecordedChoices | None:
     """Return the recorded choices for these encodings and a trial on posenc's own text; None for
-    another recipe, and unless each of the encodings, with the settings of its name, has one."""
+    another recipe, and if one of the encodings, by its whole text, has no recorded choice."""
     if not CHOICES.exists():
         return None
     recorded = RecordedChoices.from_json(read_file_text(CHOICES))
@@ -479,8 +480,8 @@ def _has_tables(text: str, shape: ModelShape) -> bool:
 
 @lru_cache
 def _takes_a_base(text: str) -> bool:
-    """Return True if an encoding without tables rotates with a base that its text may name, and
-    does not."""
+    """Return True if an encoding accepts the option rope_theta, its text does not give it, and it
+    has no tables of its own."""
     shape = ModelShape(embed_dim=128, num_heads=4, train_length=16)  # any sizes do
     spec = parse(text)
     (part,) = spec.parts

@@ -25,15 +25,19 @@ from posenc.compare.defaults import (
     Budget,
 )
 from posenc.compare.options import Options, check_options
-from posenc.compare.plan.check_encodings import check_in_model
-from posenc.compare.plan.check_text import check_content
-from posenc.compare.plan.contract_gate import exits_as_errors, find_contract_failures
 from posenc.compare.plan.cost import check_cost
-from posenc.compare.plan.encodings import ComparedEncoding, build_encoding, read_encodings
+from posenc.compare.plan.encodings import (
+    ComparedEncoding,
+    build_encoding,
+    check_in_model,
+    exits_as_errors,
+    find_contract_failures,
+    read_encodings,
+)
 from posenc.compare.plan.equal_tuning import RecordedChoices, Search, recorded_choices
 from posenc.compare.plan.learning_rate_search import check_rates, rate_trials
 from posenc.compare.plan.sizes import decoder_sizes
-from posenc.compare.plan.splits import MinimumBytes, TextSplits, split_text
+from posenc.compare.plan.splits import MinimumBytes, TextSplits, check_content, split_text
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.objectives import OBJECTIVES, Objective
 from posenc.compare.trial.task_of_trial import hash_task_sequences
@@ -145,8 +149,8 @@ def _notes(num_encodings: int, seeds: int) -> tuple[str, ...]:
 
 
 def _default_encodings(options: Options) -> tuple[str, ...]:
-    """Return the encodings of a comparison that names none: without those by layer whose pattern is
-    longer than the model, which would be others of them."""
+    """Return the encodings of a comparison that names none. A pattern of layers that is longer than
+    the model is left out: cut off, it would be another of the encodings."""
     if options.objective != CAUSAL:
         return DEFAULT_BIDIRECTIONAL
     layers = decoder_sizes(options)["layers"]

@@ -1,5 +1,5 @@
-"""Measure training steps on the device of a comparison before it starts, to announce its time and
-to say what encodings cost."""
+"""Measure training steps on the device of a comparison before it starts: to announce its time, to
+say what encodings cost, and for the report of a dry run."""
 
 import contextlib
 import json
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from posenc.compare.trial.config import TrialConfig
+import tempfile
+
+from posenc.command_line.progress import readable_duration
+from posenc.compare.plan.splits import TextSplits
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.task_of_trial import max_row_tokens
+from posenc.report.report import Report, Section, Table
 
 WARM_UP = 1
 """Untimed steps of each model, in which memory is allocated."""
@@ -92,7 +99,7 @@ def measure_kinds(
     return _join_measurements(answers)
 
 
-def _join_measurements(answers: "Sequence[dict[str, _Answer]]") -> dict[str, MeasuredKind]:
+def _join_measurements(answers: "Sequence[dict[str, _Measured]]") -> dict[str, MeasuredKind]:
     """Return what several processes have measured, by kind: the steps that all have taken, and the
     other seconds of the one that timed the kind's tests."""
     kinds = {}
@@ -117,7 +124,7 @@ def kind_of_trial(trial: "TrialConfig") -> str:
     return f"{name}, {trial.steps:,} steps" if chooses_rate else name
 
 
-class _Answer(TypedDict):
+class _Measured(TypedDict):
     """What a process has measured of a kind of trials.
 
     step_seconds: of training steps. num_steps: steps of a trial, those of a tuning converted to as
@@ -132,7 +139,7 @@ class _Answer(TypedDict):
 
 def _measure_in_process(
     trials: "Sequence[TrialConfig]", folder: Path, index: int, count: int
-) -> "dict[str, _Answer]":
+) -> "dict[str, _Measured]":
     """Measure these trials, each of another kind, in a process of their own. Return what was
     measured by kind. One that cannot be measured is left out; the log of the trial at `index` has
     the reason.
@@ -163,7 +170,7 @@ def _measure_in_process(
 
 
 def main(parent: str, study_folder: str, index: str, count: str, *trial_folders: str) -> int:
-    """Run a measuring process: print a JSON object from each kind of trial to its `_Answer`.
+    """Run a measuring process: print a JSON object from each kind of trial to its `_Measured`.
 
     parent: id of the process that waits for it. index, count: see `_measure_in_process`.
     Returns: the exit code, 0.
@@ -178,27 +185,27 @@ def main(parent: str, study_folder: str, index: str, count: str, *trial_folders:
 
     torch.set_num_threads(1)
     trials = [read_trial(Path(folder)) for folder in trial_folders]
-    times_tests = [i % int(count) == int(index) for i in range(len(trials))]
+    with_tests_of = [i % int(count) == int(index) for i in range(len(trials))]
     turns = -(-TURNS // int(count))  # rounded up
-    measured = _measure(trials, times_tests, Path(study_folder), turns)
+    measured = _measure(trials, with_tests_of, Path(study_folder), turns)
     answer.write(json.dumps(measured))
     answer.flush()
     return 0
 
 
 def _measure(
-    trials: "Sequence[TrialConfig]", times_tests: Sequence[bool], folder: Path, turns: int
-) -> "dict[str, _Answer]":
+    trials: "Sequence[TrialConfig]", with_tests_of: Sequence[bool], folder: Path, turns: int
+) -> "dict[str, _Measured]":
     """Return what is measured of these trials by kind; those that fail are left out.
 
-    times_tests: for each trial, whether its tests are timed. folder: of the study, with the text.
+    with_tests_of: for each trial, whether its tests are timed. folder: of the study, with the text.
     turns: timed steps of each.
     """
-    answers: dict[str, _Answer] = {}
-    in_memory: list[_Steps] = []
-    for trial, with_tests in zip(trials, times_tests, strict=True):
+    answers: dict[str, _Measured] = {}
+    in_memory: list[_TimedModel] = []
+    for trial, with_tests in zip(trials, with_tests_of, strict=True):
         with _report_failure(trial):
-            steps = _Steps(trial, folder)
+            steps = _TimedModel(trial, folder)
             if sum(each.num_bytes for each in (*in_memory, steps)) > MAX_BYTES_IN_TURNS:
                 _take_turns(in_memory, turns, answers)
                 in_memory = []
@@ -211,7 +218,7 @@ def _measure(
     return answers
 
 
-def _take_turns(models: "list[_Steps]", turns: int, answers: "dict[str, _Answer]") -> None:
+def _take_turns(models: "list[_TimedModel]", turns: int, answers: "dict[str, _Measured]") -> None:
     """Time `turns` steps of each model, one of each in turn, and add what is measured to `answers`;
     models that fail are left out."""
     for _ in range(turns):
@@ -237,11 +244,11 @@ def _report_failure(trial: "TrialConfig") -> Iterator[None]:
         traceback.print_exc()
 
 
-class _Steps:
+class _TimedModel:
     """The model of a trial, whose training steps are timed.
 
     num_bytes: of the weights and the optimizer. seconds: of the timed steps.
-    num_steps, test_seconds: as in `_Answer`, once the tests are timed.
+    num_steps, test_seconds: as in `_Measured`, once the tests are timed.
     """
 
     def __init__(self, trial: "TrialConfig", folder: Path) -> None:
@@ -276,7 +283,7 @@ class _Steps:
 
     def time_tests(self) -> None:
         """Time the validations and tests of the trial, and count its steps."""
-        from posenc.compare.trial.readings.tuned import can_be_tuned
+        from posenc.compare.trial.readings import can_be_tuned
         from posenc.hf.tune_config import TuneConfig
 
         trial = self.trial
@@ -304,7 +311,7 @@ def _time_after_device(trial: "TrialConfig") -> float:
 
 def _seconds_of_task_evaluation(model: "nn.Module", trial: "TrialConfig") -> float:
     """Return the seconds of a task's validations and tests; one piece of each case is timed."""
-    from posenc.compare.trial import evaluate, forward, train
+    from posenc.compare.trial import evaluate, train
     from posenc.compare.trial.task_of_trial import task_of
 
     task = task_of(trial)
@@ -317,7 +324,7 @@ def _seconds_of_task_evaluation(model: "nn.Module", trial: "TrialConfig") -> flo
         rows = max(1, evaluate.TASK_TOKENS_AT_ONCE // task.max_tokens(case))
         batch = task.test_batch(case, rows, trial.train_length)
         began = _time_after_device(trial)
-        forward.likeliest_tokens(model, batch, trial, task.end, rows)
+        evaluate.likeliest_tokens(model, batch, trial, task.end, rows)
         seconds = (_time_after_device(trial) - began) / rows
         total += seconds * evaluate.TEST_SEQUENCES
         if case.length == trial.train_length and not case.variant:
@@ -368,3 +375,64 @@ def _seconds_per_token_read(model: "nn.Module", trial: "TrialConfig", length: in
         began = _time_after_device(trial)
         objective.losses(model, held_out, trial)
     return (_time_after_device(trial) - began) / (rows.shape[0] * length)
+
+
+def most_training_tokens(trial: TrialConfig) -> int:
+    """Return the maximum number of tokens that a trial trains on: sequences of a task may be
+    shorter than its longest."""
+    return trial.steps * trial.batch * max_row_tokens(trial)
+
+
+def dry_run(
+    trials: Sequence[TrialConfig], splits: TextSplits | None, workers: int, local_workers: int
+) -> Report:
+    """Return the report of a run that is not started: trials, tokens and time, with a row for each
+    encoding and task.
+
+    workers, local_workers: trials at a time, and those of them on this machine. Times are from
+    steps measured now, in as many processes like those of the trials. Nothing is left on disk.
+    """
+    with tempfile.TemporaryDirectory(prefix="posenc-") as scratch:
+        folder = Path(scratch)
+        if splits is not None:
+            splits.write(folder)
+        measured = measure_kinds(trials, folder, local_workers)
+    seconds = {kind: of_kind.seconds for kind, of_kind in measured.items()}
+    kinds: dict[str, list[TrialConfig]] = {}
+    for trial in trials:
+        kinds.setdefault(kind_of_trial(trial), []).append(trial)
+    rows = []
+    for kind, alike in kinds.items():
+        tokens = sum(map(most_training_tokens, alike))
+        time = readable_duration(seconds[kind]) if kind in seconds else "not measured"
+        rows.append([kind, len(alike), alike[0].steps, tokens, time])
+    header = ("trials of", "trials", "steps", "tokens", "time of one")
+    table = Table(header, rows, "What would run", name="trials")
+    total = None
+    if seconds.keys() == kinds.keys():
+        of_trials = sum(seconds[kind_of_trial(trial)] for trial in trials)
+        # No number of workers makes a trial faster.
+        total = max(of_trials / workers, *seconds.values())
+    return Report(
+        "What would run",
+        _sentence(trials, total, workers),
+        {"seconds": total, "seconds_of_one": seconds},
+        [Section("", [table])],
+    )
+
+
+def _sentence(trials: Sequence[TrialConfig], seconds: float | None, workers: int) -> str:
+    """Return how many trials and tokens would run, and how long; `seconds`: None if unknown."""
+    counted = (
+        f"{len(trials)} {'trial' if len(trials) == 1 else 'trials'}, "
+        f"{sum(map(most_training_tokens, trials)):,} tokens"
+    )
+    if seconds is None:
+        return f"{counted}; their steps cannot be measured here. Nothing was trained."
+    device = trials[0].device
+    where = f"{workers} {'worker' if workers == 1 else 'workers'}"
+    free = "if the cores are free" if device == "cpu" else f"on {device}"
+    return (
+        f"{counted}, about {readable_duration(seconds)} on {where} {free}, from steps measured "
+        "now. Nothing was trained."
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 from posenc.compare.judge.sentences import join_names
 from posenc.compare.plan.learning_rate_search import choose_rates
 from posenc.compare.reports.leaderboard import BOARD, ROWS, published_file
-from posenc.compare.reports.merge import join_distinct_values, joined_by_slashes, recipe_of
+from posenc.compare.reports.report_runs import join_distinct_values, joined_by_slashes, recipe_of
 from posenc.compare.results import FORMAT, CorpusInfo, RateCheck, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.task_of_trial import check_scores
@@ -27,7 +27,8 @@ RATES = "_rates"
 class Row(Record):
     """A published trial.
 
-    hash: of its config when it ran, which names it; configs of later versions have other hashes.
+    hash: that of its config when it ran, by which it is known; with fields of later versions the
+    config has another hash.
     commit: of the code that ran.
     corpus: its text; None for tasks.
     """
@@ -156,8 +157,8 @@ def _check_chosen_rates(of: str, trials: Sequence[TrialConfig], rates: Sequence[
 def _without_rates(
     trials: Sequence[TrialConfig], tried: Sequence[TrialConfig]
 ) -> list[TrialConfig]:
-    """Return all trials without what differs between those that chose the rates and the others:
-    the former are shorter, and each has a rate of its own."""
+    """Return all trials with their learning rates set to 0 and, for those of `tried`, the steps and
+    test lengths of the others, so that trials of one recipe are equal."""
     usual = {t.task: {"steps": t.steps, "test_lengths": t.test_lengths} for t in trials}
     as_long = [replace(t, **usual[t.task]) for t in tried if t.task in usual]
     return [replace(trial, lr=0.0) for trial in (*trials, *as_long)]

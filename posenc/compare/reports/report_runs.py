@@ -2,16 +2,17 @@
 
 import errno
 import hashlib
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from posenc.compare.judge.answer import conclude
+from posenc.compare.page.numbers import COLUMNS
 from posenc.compare.page.report import show_study, write_figures, write_report_files
-from posenc.compare.page.results_csv import COLUMNS
-from posenc.compare.reports.merge import merge_runs
-from posenc.compare.results import OtherFormat, Study
+from posenc.compare.results import OtherFormat, RateCheck, Study, TrialResult
 from posenc.compare.run_study import RUNS, collect_results, write_report
-from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.objectives import objective_of
 from posenc.files.atomic import prepare_file, prepare_page_and_figures
 from posenc.files.find_texts import STUDY_FILE
@@ -121,3 +122,194 @@ def _make_report_folder(trials: Sequence[TrialConfig], out: Path | None, name: s
             raise ValueError(f"--out: {path} is not posenc's. Choose another folder.")
     prepare_file(folder / "report.html")
     return folder
+
+
+_MAY_DIFFER = {"encoding", "seed", "code", "source"}
+"""Fields in which the trials of one study differ; all others are its recipe. Where learning rates
+were checked, they differ too."""
+
+
+def merge_runs(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
+    """Join runs into one study, with a line about each trial whose numbers differ between runs.
+
+    A trial counts once, however many runs have it: the first that finished. Equal seeds are paired
+    wherever they ran, which holds because a recipe fixes batches and initial weights.
+
+    Raises: ValueError where recipes differ, an encoding's code changed between runs, or a label
+    names two encodings.
+    """
+    for folder, study in runs:
+        check_recipe(*runs[0], folder, study)
+    return merge_runs_of_checked_recipes(runs)
+
+
+def merge_runs_of_checked_recipes(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
+    """Join runs of different tasks whose recipes have been checked."""
+    first = runs[0][1]
+    labels: dict[str, str] = {}
+    unchecked: dict[str, str] = {}
+    for _, study in runs:
+        labels = study.labels | labels
+        unchecked |= study.unchecked
+    _check_same_code(runs)
+    rates = _merge_rates(runs)
+    _check_unique_labels(runs, labels)
+    results, conflicts = _merge_results(runs)
+    merged = replace(
+        first,
+        command=shlex.join(["posenc", "report", *(str(folder) for folder, _ in runs)]),
+        started=min(study.started for _, study in runs),
+        versions=join_distinct_values([study.versions for _, study in runs]),
+        hardware=join_distinct_values([study.hardware for _, study in runs]),
+        trials=tuple(dict.fromkeys(trial for _, study in runs for trial in study.trials)),
+        results=tuple(results.values()),
+        labels=labels,
+        unchecked=unchecked,
+        rates=rates,
+        # Steps of two runs were not taken in turns.
+        step_seconds=first.step_seconds if len(runs) == 1 else {},
+    )
+    return merged, conflicts
+
+
+def recipe_of(trials: Iterable[TrialConfig]) -> dict[str, set[object]]:
+    """Return the values that trials have in each field of their recipe."""
+    fields: dict[str, set[object]] = {}
+    for trial in trials:
+        for name, value in asdict(trial).items():
+            if name not in _MAY_DIFFER:
+                fields.setdefault(name, set()).add(value)
+    return fields
+
+
+def _recipe_of_study(study: Study) -> dict[str, set[object]]:
+    """Return the recipe of a study's trials, see `recipe_of`."""
+    fields = recipe_of(study.trials)
+    if study.rates:
+        fields["lr"] = {"checked for each encoding"}
+        fields["encoding_lr"] = fields["lr"]
+    return fields
+
+
+def check_recipe(first: Path, study: Study, folder: Path, other: Study) -> None:
+    """Raise ValueError if two studies, in these folders, are of different recipes."""
+    ours = _recipe_of_study(study)
+    theirs = _recipe_of_study(other)
+    differ = [name for name in ours if ours[name] != theirs.get(name)]
+    if differ:
+        differences = ", ".join(
+            f"{n} {joined_by_slashes(ours[n])} and {joined_by_slashes(theirs[n])}" for n in differ
+        )
+        raise ValueError(
+            f"{first} and {folder} are of different recipes ({differences}), and numbers of "
+            "different recipes must not be mixed. Report them one by one."
+        )
+
+
+def joined_by_slashes(values: set[object]) -> str:
+    """Return values in order, joined by slashes, for a message."""
+    return "/".join(sorted(map(str, values)))
+
+
+def _check_same_code(runs: Sequence[tuple[Path, Study]]) -> None:
+    """Raise ValueError if an encoding's code, or posenc's, changed between runs."""
+    seen: dict[str, tuple[Path, str]] = {}
+    for folder, study in runs:
+        for trial in study.trials:
+            this_code = " ".join(filter(None, (trial.code, trial.source))) or "none"
+            where, code = seen.setdefault(trial.encoding, (folder, this_code))
+            if code != this_code:
+                raise ValueError(
+                    f"{trial.encoding} was other code in {folder} (hash {this_code}) than in "
+                    f"{where} (hash {code}). Run it again in one of them."
+                )
+
+
+def _merge_rates(runs: Sequence[tuple[Path, Study]]) -> tuple[RateCheck, ...]:
+    """Return the rate checks of all runs. Raises ValueError if two runs chose different rates."""
+    seen: dict[tuple[str, str], tuple[Path, RateCheck]] = {}
+    for folder, study in runs:
+        for check in study.rates:
+            where, known = seen.setdefault((check.task, check.encoding), (folder, check))
+            if known.chosen != check.chosen:
+                raise ValueError(
+                    f"{check.encoding} on {check.task} was checked to a learning rate of "
+                    f"{known.chosen} in {where} and of {check.chosen} in {folder}, and their "
+                    "numbers must not be mixed. Report them one by one."
+                )
+            if _setting(known) != _setting(check):
+                raise ValueError(
+                    f"{check.encoding} was tuned to {_setting(known)} in {where} and to "
+                    f"{_setting(check)} in {folder}, and their numbers must not be mixed. Report "
+                    "them one by one."
+                )
+    return tuple(check for _, check in seen.values())
+
+
+def _setting(check: RateCheck) -> str:
+    """Return the setting that a search chose, in words; "" if none was searched."""
+    if check.best is None or check.plain_at is None:
+        return ""
+    return f"{check.best.encoding} with tables {check.best.encoding_lr:g} times as fast"
+
+
+def _check_unique_labels(runs: Sequence[tuple[Path, Study]], labels: dict[str, str]) -> None:
+    """Raise ValueError if a label names two encodings."""
+    texts: dict[str, str] = {}
+    for _, study in runs:
+        for encoding in study.encodings:
+            label = labels.get(encoding, encoding)
+            if texts.setdefault(label, encoding) != encoding:
+                raise ValueError(
+                    f"{label!r} names two encodings, {texts[label]} and {encoding}: report these "
+                    "runs one by one, or run one of them with another label."
+                )
+
+
+def _merge_results(
+    runs: Sequence[tuple[Path, Study]],
+) -> tuple[dict[TrialConfig, TrialResult], list[str]]:
+    """Return the first finished result of each trial, else a failed one, and a line about each that
+    has other numbers in a later run."""
+    results: dict[TrialConfig, TrialResult] = {}
+    source: dict[TrialConfig, Path] = {}
+    conflicts = []
+    for folder, study in runs:
+        for result in study.results:
+            config = result.config
+            known = results.get(config)
+            if known is None or (known.reason is not None and result.reason is None):
+                results[config] = result
+                source[config] = folder
+            elif result.reason is None and replace(result, timing=None) != replace(
+                known, timing=None
+            ):
+                label = study.labels.get(config.encoding, config.encoding)
+                name = describe_trial(replace(config, encoding=label))
+                conflicts.append(
+                    f"{name} has other numbers in {folder} than in "
+                    f"{source[config]}{_where_most_different(known, result)}; the latter count"
+                )
+    return results, conflicts
+
+
+def _where_most_different(a: TrialResult, b: TrialResult) -> str:
+    """Return in words at which window length two results of one trial differ most, and how; "" if
+    they do not at any."""
+    gaps = [
+        (abs(x.bits_per_byte - y.bits_per_byte), x.length, y.bits_per_byte, x.bits_per_byte)
+        for x, y in zip(a.by_length, b.by_length, strict=False)
+        if x.bits_per_byte is not None and y.bits_per_byte is not None
+    ]
+    gap, length, theirs, ours = max(gaps, default=(0.0, 0, 0.0, 0.0))
+    return f" (at {length:,} bytes {theirs:.6g} and {ours:.6g})" if gap else ""
+
+
+def join_distinct_values(records: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Return one record with all keys, in which the different values of a key are joined by
+    semicolons."""
+    values: dict[str, dict[str, None]] = {}
+    for record in records:
+        for key, value in record.items():
+            values.setdefault(key, {})[value] = None
+    return {key: "; ".join(distinct) for key, distinct in values.items()}

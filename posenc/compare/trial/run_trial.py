@@ -3,6 +3,8 @@
 result.json depends only on the config.
 """
 
+import dataclasses
+import inspect
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,16 +20,18 @@ from posenc.compare.results import Timing, TrialResult
 from posenc.compare.scores import Reading
 from posenc.compare.trial import checkpoint, train
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.effective_spec import effective_spec
 from posenc.compare.trial.evaluate import score_cases
-from posenc.compare.trial.objectives import objective_of
-from posenc.compare.trial.objectives.objective import NearLosses
-from posenc.compare.trial.readings.attention_window import read_in_window
-from posenc.compare.trial.readings.tuned import TUNING_FOLDER, can_be_tuned, tune_and_read
+from posenc.compare.trial.objectives import NearLosses, objective_of
+from posenc.compare.trial.readings import (
+    TUNING_FOLDER,
+    can_be_tuned,
+    read_in_window,
+    tune_and_read,
+)
 from posenc.compare.trial.result_files import SPLITS, WEIGHTS_FILE, save_result
 from posenc.compare.trial.task_of_trial import max_row_tokens, task_of
 from posenc.compare.trial.windows import read_split
-from posenc.encodings import create
+from posenc.encodings import ModelShape, PositionEncoding, create, entry, parse
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import remove_folder
 from posenc.hf.checkpoint.decoder_as_llama import can_export_llama, export_llama
@@ -139,3 +143,49 @@ def failure_reason(error: Exception) -> str:
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or allocation:
         return f"out of memory; try a smaller --batch or shorter lengths ({text})"
     return f"{type(error).__name__}: {text}"
+
+
+AXES = "components of a position"
+"""Key in the spec of an encoding whose positions have several components."""
+
+
+def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> dict[str, str]:
+    """Return the settings of an encoding as texts, for the report: name, class, every constructor
+    argument, given or not, and its claims.
+
+    name: the text that built it; for several encodings together it replaces the arguments.
+    """
+    spec = {"name": name, "class": type(encoding).__name__}
+    parts = parse(name).parts
+    spec |= _constructor_arguments(name, encoding, shape) if len(parts) == 1 else {"made of": name}
+    limit = encoding.claims.max_positions
+    axes = encoding.claims.num_axes
+    if axes > 1:
+        spec[AXES] = f"{axes}"
+    return spec | {
+        "places": ", ".join(map(str, encoding.claims.places)) or "none",
+        "logits scaled by": f"{encoding.scale(shape.head_dim):.6g}",  # type: ignore[arg-type]
+        "parameters shared by": "the layers"
+        if encoding.claims.scope == "model"
+        else "no other layer",
+        "positions": "no limit" if limit is None else f"{limit}",
+        "source": encoding.claims.source,
+    }
+
+
+def _constructor_arguments(
+    name: str, encoding: PositionEncoding, shape: ModelShape
+) -> dict[str, str]:
+    """Return the constructor arguments of an encoding as text: its own attributes or, where it
+    keeps none, what it was built with."""
+    (part,) = parse(name).parts
+    fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
+    defaults = {} if part.attribute else entry(part.name_or_module).defaults
+    known = fields | defaults | {option.key: option.value for option in part.options}
+    arguments = {}
+    for argument, parameter in inspect.signature(type(encoding)).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue  # the class has no constructor of its own
+        value: Any = getattr(encoding, argument, known.get(argument, parameter.default))
+        arguments[argument] = str(value)
+    return arguments

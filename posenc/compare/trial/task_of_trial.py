@@ -29,6 +29,14 @@ def max_row_tokens(config: TrialConfig) -> int:
     return config.train_length if task is None else task.max_tokens(Case(config.train_length))
 
 
+def lengths_of_tests(trial: TrialConfig) -> list[int]:
+    """Return the tokens of a sequence in each test of a trial, the training length first."""
+    task = task_of(trial)
+    if task is None:
+        return list(trial.test_lengths)
+    return [task.max_tokens(case) for case in task.cases(trial.test_lengths)]
+
+
 def shape_length(config: TrialConfig) -> int:
     """Return the training length that the trial's encoding is built for, in positions."""
     task = task_of(config)

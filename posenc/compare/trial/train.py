@@ -18,8 +18,7 @@ from posenc.compare.results import TrainingPoint
 from posenc.compare.trial import checkpoint
 from posenc.compare.trial.checkpoint import Cursor
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.evaluate import validation_bits
-from posenc.compare.trial.forward import target_loss
+from posenc.compare.trial.evaluate import target_loss, validation_bits
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.task_of_trial import shape_length, task_of, vocabulary_size
 from posenc.compare.trial.windows import training_windows, validation_windows

@@ -16,7 +16,7 @@ import torch
 import posenc
 from posenc.command_line.errors import RunFailed
 from posenc.compare.engines import run_trials
-from posenc.compare.engines.engine import LocalEngine
+from posenc.compare.engines.run_trials import LocalEngine
 from posenc.compare.plan import splits
 from posenc.compare.results import LengthScore, Study, Timing, TrialResult
 from posenc.compare.trial import process, result_files

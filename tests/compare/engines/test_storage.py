@@ -118,7 +118,7 @@ def test_a_trial_goes_on_from_the_storage_and_gives_the_same_numbers(study, url,
         """Kill the trial's process when its checkpoint has reached the storage."""
         kept = any("checkpoint" in name for name in storage.names(config.folder))
         if not killed and kept:
-            (process,) = processes("posenc.compare.trial.worker", parent=os.getpid())
+            (process,) = processes("posenc.compare.trial.process", parent=os.getpid())
             os.kill(process, signal.SIGKILL)
             killed.append(event["step"])
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from posenc.compare.judge.answer import answer, answer_and_choices, conclude, limits
-from posenc.compare.page.json_facts import facts_of
+from posenc.compare.page.numbers import facts_of
 from posenc.compare.reports import published_trials
 from posenc.compare.results import RateCheck, RateTried, TrialResult
 from posenc.compare.scores import PositionScore

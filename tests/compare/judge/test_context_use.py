@@ -9,7 +9,7 @@ import pytest
 from posenc.compare.judge.answer import answer, conclude
 from posenc.compare.judge.context_use import ContextUse, context_gains, context_use
 from posenc.compare.judge.sentences import sentence_on_context
-from posenc.compare.page.json_facts import facts_of
+from posenc.compare.page.numbers import facts_of
 from posenc.compare.rows import rows_by_name
 from posenc.compare.scores import FarScore
 from posenc.statistics.seed_intervals import Gap

@@ -30,7 +30,7 @@ from posenc.compare.results import (
 )
 from posenc.compare.scores import FarScore, Reading
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.effective_spec import effective_spec
+from posenc.compare.trial.run_trial import effective_spec
 from posenc.compare.trial.train import learning_rate
 
 RESULTS = Path(__file__).parents[3] / "results"

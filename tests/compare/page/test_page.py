@@ -13,7 +13,7 @@ from posenc.compare.judge.summary import bits_saved_by_doubling
 from posenc.compare.page.figures import _merge_position_scores, half_bar
 from posenc.compare.page.report import report_of
 from posenc.compare.page.settings import specs_table
-from posenc.compare.page.text_tables import describe_detectable_difference
+from posenc.compare.page.tables import describe_detectable_difference
 from posenc.compare.results import (
     FORMAT,
     CorpusInfo,
@@ -27,7 +27,7 @@ from posenc.compare.results import (
     TrialResult,
 )
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.effective_spec import effective_spec
+from posenc.compare.trial.run_trial import effective_spec
 from posenc.files.atomic import FIGURES_MARKER
 from posenc.report.figure_files import write_page
 from posenc.report.html_page import page_of

@@ -8,10 +8,10 @@ import pytest
 
 from posenc.compare.judge.answer import conclude
 from posenc.compare.page.figures import curve_plots
+from posenc.compare.page.numbers import csv_text
 from posenc.compare.page.report import report_of
-from posenc.compare.page.results_csv import csv_text
 from posenc.compare.page.settings import facts_to_repeat, specs_table, tuning_sections
-from posenc.compare.page.text_tables import _sort_key, reading_sections
+from posenc.compare.page.tables import _sort_key, reading_sections
 from posenc.compare.results import FORMAT, Study, Timing, TrainingPoint, TrialResult
 from posenc.compare.rows import rows_of
 from posenc.compare.scores import FarScore, LengthScore, Reading

@@ -4,7 +4,7 @@ import pytest
 
 from posenc import compare
 from posenc.compare.options import Options
-from posenc.compare.plan.check_encodings import are_twins
+from posenc.compare.plan.encodings import are_twins
 from posenc.compare.plan.plan import check_plan, make_plan
 from posenc.encodings import ModelShape, create
 

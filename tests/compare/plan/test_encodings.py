@@ -10,9 +10,11 @@ import pytest
 from posenc import ALiBi
 from posenc.compare.judge.standing import standing_at
 from posenc.compare.page.report import report_of
-from posenc.compare.plan import contract_gate
-from posenc.compare.plan.contract_gate import _check_outputs_at_lengths, find_contract_failures
-from posenc.compare.plan.encodings import read_encodings
+from posenc.compare.plan.encodings import (
+    _check_outputs_at_lengths,
+    find_contract_failures,
+    read_encodings,
+)
 from posenc.compare.results import Study, with_labels
 from posenc.encodings import hash_of_user_code
 from posenc.encodings.registry import lookup
@@ -170,7 +172,9 @@ def finished(folder: Path) -> dict[str, int]:
 def test_one_command_compares_a_file_and_trains_only_what_was_edited_again(
     folder, call, monkeypatch
 ):
-    monkeypatch.setattr(contract_gate, "_REQUIRED_CHECKS", {})  # the tests above run them
+    monkeypatch.setattr(
+        "posenc.compare.plan.encodings._REQUIRED_CHECKS", {}
+    )  # the tests above run them
     encodings = ("rope/nope every 2", "./my.py:LogALiBi", "steep=my.py:LogALiBi:slope=2")
     command = ("compare", *encodings, *TINY)
     code, shown, err = call(*command)

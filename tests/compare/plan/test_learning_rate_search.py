@@ -10,7 +10,7 @@ from posenc.compare.judge.summary import summarise_tasks
 from posenc.compare.options import Options
 from posenc.compare.page.report import report_of
 from posenc.compare.plan.learning_rate_search import choose_rates, rate_trials, with_chosen_rates
-from posenc.compare.reports.merge import merge_runs
+from posenc.compare.reports.report_runs import merge_runs
 from posenc.compare.results import Study, TrainingPoint, TrialResult
 from posenc.compare.run_study import run_study
 from posenc.compare.trial.task_of_trial import task_of

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import posenc
-from posenc.compare.plan import contract_gate, cost
-from posenc.compare.plan.contract_gate import find_contract_failures
-from posenc.compare.plan.encodings import read_encodings
+from posenc.compare.plan.encodings import find_contract_failures, read_encodings
+from posenc.compare.trial import task_of_trial
 from posenc.encodings import ModelShape, create
 from posenc.testing import CHECKS, VOIDING_FAILURES, maker, verdicts
 from posenc.testing.harness import SHAPE
@@ -102,7 +101,9 @@ LONG = {
 def test_a_mistake_at_the_lengths_of_the_study_only_is_found(write, code, monkeypatch):
     compared = write(code, place=1)
     assert find_contract_failures(compared, False) == {}
-    monkeypatch.setattr(contract_gate, "_REQUIRED_CHECKS", {})  # which it has just passed
+    monkeypatch.setattr(
+        "posenc.compare.plan.encodings._REQUIRED_CHECKS", {}
+    )  # which it has just passed
     short = planned(train_length=16, test_lengths="32")
     assert find_contract_failures(compared, False, short) == {}
     for lengths in ({"train_length": 1024, "test_lengths": "1024"}, {"test_lengths": "1024"}):
@@ -110,7 +111,7 @@ def test_a_mistake_at_the_lengths_of_the_study_only_is_found(write, code, monkey
             find_contract_failures(compared, False, planned(**lengths))
         assert "\n" not in str(refused.value)
     task = planned(task=["flip_flop"], test_lengths="400")  # of two tokens for each instruction
-    assert max(cost.lengths_of_tests(task[0])) == 799
+    assert max(task_of_trial.lengths_of_tests(task[0])) == 799
     if "700" in code:
         with pytest.raises(ValueError, match=LONG[code]):
             find_contract_failures(compared, False, task)

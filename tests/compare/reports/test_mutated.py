@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from posenc.compare.page.numbers import csv_text
 from posenc.compare.page.report import report_of, show_study
-from posenc.compare.page.results_csv import csv_text
-from posenc.compare.reports.merge import merge_runs
 from posenc.compare.reports.published_trials import Row, read_rows
-from posenc.compare.reports.report_runs import _read_study, report_runs
+from posenc.compare.reports.report_runs import _read_study, merge_runs, report_runs
 from posenc.compare.results import RateCheck, RateTried, Study, with_labels
 from posenc.compare.reuse import reuse_trials
 from posenc.compare.run_study import check_out_folder, collect_results

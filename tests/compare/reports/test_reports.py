@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare.reports.merge import merge_runs
-from posenc.compare.reports.report_runs import report_runs
+from posenc.compare.reports.report_runs import merge_runs, report_runs
 from posenc.compare.results import PositionScore, Study, TrialResult
 from posenc.compare.trial.config import RECIPE
 from tests.compare.judge.test_summary import OFFSETS, result, study

@@ -8,7 +8,7 @@ import torch
 
 from posenc.compare.trial import train, windows
 from posenc.compare.trial.objectives import OBJECTIVES
-from posenc.compare.trial.readings.attention_window import read_in_window
+from posenc.compare.trial.readings import read_in_window
 from tests.compare.trial.test_trial import TEXT, TINY
 
 CAUSAL = OBJECTIVES["causal"]

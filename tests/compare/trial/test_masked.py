@@ -15,9 +15,9 @@ from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import plan_one_trial_per_task
 from posenc.compare.run_study import run_study
 from posenc.compare.trial import train
-from posenc.compare.trial.objectives import OBJECTIVES
-from posenc.compare.trial.objectives.masked import (
+from posenc.compare.trial.objectives import (
     MASK_SYMBOL,
+    OBJECTIVES,
     MaskedModel,
     draw_test_mask,
     draw_training_mask,

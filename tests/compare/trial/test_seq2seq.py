@@ -15,8 +15,7 @@ from posenc.compare.plan.plan import plan_one_trial_per_task
 from posenc.compare.run_study import run_study
 from posenc.compare.trial import train
 from posenc.compare.trial.config import ENCODING_LR
-from posenc.compare.trial.objectives import OBJECTIVES
-from posenc.compare.trial.objectives.seq2seq import BEGIN_SYMBOL, ContinuationModel
+from posenc.compare.trial.objectives import BEGIN_SYMBOL, OBJECTIVES, ContinuationModel
 from posenc.compare.trial.windows import windows_at
 from posenc.models import EncoderDecoder
 from posenc.report.html_page import page_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from posenc.compare.results import TrialResult
-from posenc.compare.trial import checkpoint, forward, train, windows
+from posenc.compare.trial import checkpoint, evaluate, train, windows
 from posenc.compare.trial.config import CAUSAL, ENCODING_LR, TrialConfig, read_trial, write_trial
 from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.models import Decoder, DecoderConfig
@@ -152,7 +152,7 @@ def test_corrupt_checkpoint_starts_again_and_says_so(tmp_path, damage):
         bigger = dataclasses.replace(TINY, width=64)
         model = train.build_model(bigger)
         optimizer = train.optimizer_for(model, bigger)
-        forward.token_losses(
+        evaluate.token_losses(
             model, windows.training_windows(TEXT, bigger, 0), bigger
         ).mean().backward()
         optimizer.step()

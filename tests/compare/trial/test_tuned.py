@@ -6,9 +6,8 @@ import itertools
 import pytest
 import torch
 
-from posenc.compare.trial import train
+from posenc.compare.trial import readings, train
 from posenc.compare.trial.objectives import OBJECTIVES
-from posenc.compare.trial.readings import tuned
 from posenc.compare.trial.run_trial import run_trial
 from posenc.frequencies.scalings.registry import YaRN
 from tests.compare.trial.test_far import SMALL, TEXT, trained_a_little
@@ -21,7 +20,7 @@ def test_a_tuning_changes_a_copy_and_is_scored_at_every_length(tmp_path):
     model = trained_a_little(TUNED)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     as_trained = OBJECTIVES["causal"].test(model, TEXT, TUNED)
-    reading, seconds = tuned.tune_and_read(model, TEXT, TEXT, TUNED, tmp_path)
+    reading, seconds = readings.tune_and_read(model, TEXT, TEXT, TUNED, tmp_path)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert model.encoding.scaling is None
     assert [score.length for score in reading.by_length] == [8, 40]
@@ -34,7 +33,7 @@ def test_a_tuning_that_was_interrupted_gives_the_same_scores(tmp_path, monkeypat
     model = trained_a_little(TUNED)
     for name in ("whole", "halves"):
         (tmp_path / name).mkdir()
-    whole, _ = tuned.tune_and_read(model, TEXT, TEXT, TUNED, tmp_path / "whole")
+    whole, _ = readings.tune_and_read(model, TEXT, TEXT, TUNED, tmp_path / "whole")
     from posenc.hf import tuning
 
     monkeypatch.setattr(tuning, "SAVE_EVERY", 4)
@@ -47,9 +46,9 @@ def test_a_tuning_that_was_interrupted_gives_the_same_scores(tmp_path, monkeypat
 
     monkeypatch.setattr(tuning, "_take_optimizer_step", stop_at_the_seventh)
     with pytest.raises(KeyboardInterrupt):
-        tuned.tune_and_read(model, TEXT, TEXT, TUNED, tmp_path / "halves")
+        readings.tune_and_read(model, TEXT, TEXT, TUNED, tmp_path / "halves")
     monkeypatch.setattr(tuning, "_take_optimizer_step", take_step)
-    resumed, _ = tuned.tune_and_read(model, TEXT, TEXT, TUNED, tmp_path / "halves")
+    resumed, _ = readings.tune_and_read(model, TEXT, TEXT, TUNED, tmp_path / "halves")
     assert resumed == whole
 
 
@@ -59,18 +58,18 @@ def test_a_tuning_that_was_interrupted_gives_the_same_scores(tmp_path, monkeypat
 )
 def test_only_rotations_of_all_layers_are_tuned(encoding, is_rope):
     model = train.build_model(dataclasses.replace(TUNED, encoding=encoding))
-    assert tuned.can_be_tuned(model) == is_rope
+    assert readings.can_be_tuned(model) == is_rope
 
 
 def test_rope_is_stretched_to_the_longest_length_and_scalings_stay():
     config = dataclasses.replace(TUNED, encoding="rope:rope_theta=100")
     shape = train.encoding_shape(config)
     plain = train.build_model(config).encoding
-    stretched = tuned._stretched(plain, 5.0, shape)
+    stretched = readings._stretched(plain, 5.0, shape)
     assert stretched.scaling == YaRN(5.0, 8) and stretched.rope_theta == 100
     assert stretched.interleaved == plain.interleaved and stretched.rotary_dim == plain.rotary_dim
     scaled = train.build_model(dataclasses.replace(TUNED, encoding="linear:factor=4")).encoding
-    assert tuned._stretched(scaled, 5.0, shape) is scaled
+    assert readings._stretched(scaled, 5.0, shape) is scaled
 
 
 def test_a_tuning_that_fails_is_said_and_the_trial_goes_on(tmp_path, monkeypatch):
@@ -98,7 +97,7 @@ def test_a_tuning_that_fails_is_said_and_the_trial_goes_on(tmp_path, monkeypatch
 def test_a_tuning_computes_in_the_precision_of_the_trial(tmp_path):
     config = dataclasses.replace(TUNED, precision="bfloat16", tune_steps=2)
     model = trained_a_little(config)
-    logits = tuned._LikeTransformers(model, config)(torch.zeros(1, 4, dtype=torch.long)).logits
+    logits = readings._LikeTransformers(model, config)(torch.zeros(1, 4, dtype=torch.long)).logits
     assert logits.dtype == torch.bfloat16
-    reading, _ = tuned.tune_and_read(model, TEXT, TEXT, config, tmp_path)
+    reading, _ = readings.tune_and_read(model, TEXT, TEXT, config, tmp_path)
     assert reading.cannot is None

@@ -1,4 +1,5 @@
-"""The base class of objectives: a model, its targets in windows of a text, and its test."""
+"""Training objectives on text: the next byte, masked bytes, or the second half of a window from the
+first. Each has a model, its targets in windows of a text, and its test."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -6,22 +7,28 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from posenc.command_line.options import check_choice
 from posenc.compare.scores import FarScore, LengthScore, PositionScore
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.evaluate import (
     MAX_POSITION_RUNS,
     TOKENS_AT_ONCE,
+    autocast,
     bits_by_window,
     nats_to_bits,
+    on_device,
     score_length,
+    token_losses,
     why_length_impossible,
 )
-from posenc.compare.trial.forward import on_device, token_losses
-from posenc.compare.trial.windows import held_out_windows, window_ends
+from posenc.compare.trial.windows import VOCABULARY, held_out_windows, window_ends
 from posenc.encodings import PositionEncoding
-from posenc.models import Decoder
+from posenc.models import Decoder, DecoderConfig, Encoder, EncoderDecoder
+from posenc.models.stack import require_bidirectional
 
 MarkedWindows = tuple[Tensor, ...]
 """Windows, True for those of their bytes that are targets, and what else an objective needs:
@@ -255,3 +262,162 @@ def _score_positions(losses: Tensor, is_target: Tensor) -> tuple[PositionScore, 
             mean = nats_to_bits((loss.sum() / count.sum()).item())
             scores.append(PositionScore(first, first + len(loss), mean))
     return tuple(scores)
+
+
+MASK_SYMBOL = VOCABULARY
+"""The symbol that replaces a masked byte."""
+MASKED_FRACTION = 0.15
+"""Fraction of masked bytes, as in BERT. All are replaced by the mask, because no fine-tuning
+without masks follows."""
+_HELD_OUT_KEY = 1 << 62
+"""First half of the random key for held-out masks; training uses seeds, which are smaller."""
+
+
+class MaskedModel(Decoder):
+    """The decoder of the other objectives without its causal mask: every token sees all tokens.
+
+    Raises: ValueError for an encoding that needs causal attention.
+
+    Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1, task 1.
+    """
+
+    default_mask = Encoder.default_mask
+
+    def __init__(self, config: DecoderConfig, encoding: PositionEncoding) -> None:
+        require_bidirectional("--objective masked", encoding)
+        super().__init__(config, encoding)
+
+
+def draw_training_mask(rows: Tensor, seed: int, step: int) -> Tensor:
+    """Return True for the bytes of a training step's windows that are masked, (windows, length).
+    They depend only on the seed and the step."""
+    # jumped, because the same key draws the start of windows.
+    return _draw_mask(rows, np.random.Philox(key=[seed, step]).jumped())
+
+
+def draw_test_mask(rows: Tensor) -> Tensor:
+    """Return True for the bytes of held-out windows that are masked, (windows, length), the same
+    for all seeds and encodings."""
+    return _draw_mask(
+        rows, np.random.Philox(key=np.array([_HELD_OUT_KEY, rows.shape[1]], np.uint64))
+    )
+
+
+class MaskedObjective(Objective):
+    """Predict masked bytes.
+
+    Its windows are (rows, is_masked), both (windows, length): is_masked is True for the bytes to
+    predict. The model sees MASK_SYMBOL in their place.
+    """
+
+    name = "masked"
+    model = MaskedModel
+    stacks = (False,)
+    extra_symbols = 1
+    scoring_note = f"{MASKED_FRACTION:.0%} of the bytes are hidden, and only those are scored."
+
+    def training_targets(self, rows: Tensor, seed: int, step: int) -> MarkedWindows:
+        """Return the windows of a training step with the mask of its bytes, which `seed` and `step`
+        decide. The last symbol of each row is dropped: only the next-byte objective needs it."""
+        rows = rows[:, :-1]
+        return rows, draw_training_mask(rows, seed, step)
+
+    def held_out_targets(self, rows: Tensor) -> MarkedWindows:
+        rows = rows[:, :-1]
+        return rows, draw_test_mask(rows)
+
+    def losses(self, model: nn.Module, windows: MarkedWindows, config: TrialConfig) -> Tensor:
+        rows, is_masked = windows
+        visible = on_device(rows.masked_fill(is_masked, MASK_SYMBOL), config)
+        targets = on_device(rows[is_masked], config)
+        # Indices from the CPU: a mask on the device would be counted there, and waited for.
+        row, column = (on_device(index, config) for index in is_masked.nonzero(as_tuple=True))
+        with autocast(config):
+            logits = model(visible, length=rows.shape[1])
+        return F.cross_entropy(logits[row, column].float(), targets, reduction="none")
+
+
+def _draw_mask(rows: Tensor, bits: np.random.BitGenerator) -> Tensor:
+    """Return a mask of the shape of `rows`, drawn from the generator `bits`: True for
+    MASKED_FRACTION of the bytes, and for at least one of each window, so that every window has a
+    loss."""
+    random = np.random.Generator(bits)
+    is_masked = random.random(tuple(rows.shape)) < MASKED_FRACTION
+    at_least_one = random.integers(is_masked.shape[1], size=len(is_masked))
+    is_masked[np.arange(len(is_masked)), at_least_one] = True
+    return torch.from_numpy(is_masked)
+
+
+BEGIN_SYMBOL = VOCABULARY
+"""The symbol that the decoder reads before its first byte."""
+
+
+class ContinuationModel(EncoderDecoder):
+    """Predict the continuation of a source. Each stack has its own encoding, built from the same
+    text; cross-attention has none, as in the original Transformer and in T5."""
+
+    def forward(  # type: ignore[override]
+        self, source: Int[Tensor, "batch source_len"], tokens: Int[Tensor, "batch len"]
+    ) -> Float[Tensor, "batch len vocab_size"]:
+        """Return the logits of the next token after each token."""
+        return self.conditioned_on(source, length=source.shape[1])(tokens, length=tokens.shape[1])
+
+    @property
+    def encoding(self) -> PositionEncoding:
+        """Return the encoding of the decoder; that of the encoder has the same limits."""
+        return self.decoder.encoding
+
+
+class Seq2SeqObjective(Objective):
+    """Predict each byte of the second half of a window from the first half and the bytes before it.
+
+    Source: prefix language modelling in Raffel et al. 2020, arXiv:1910.10683, section 3.3.1.
+    """
+
+    name = "seq2seq"
+    model = ContinuationModel
+    stacks = (False, True)
+    extra_symbols = 1
+    scoring_note = (
+        "An encoder reads the first half of each window and a decoder predicts the second; only "
+        "the second is scored."
+    )
+
+    def held_out_targets(self, rows: Tensor) -> MarkedWindows:
+        return _mark_targets_from(rows[:, :-1], self.longest_stack_input(rows.shape[1] - 1))
+
+    def losses(self, model: nn.Module, windows: MarkedWindows, config: TrialConfig) -> Tensor:
+        rows = on_device(windows[0], config)
+        begin = int(windows[1][0].int().argmax())  # the first target, the same in all rows
+        source = rows[:, :begin]
+        targets = rows[:, begin:]
+        inputs = F.pad(targets[:, :-1], (1, 0), value=BEGIN_SYMBOL)
+        with autocast(config):
+            logits = model(source, inputs)
+        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
+
+    def longest_stack_input(self, length: int, targets: int | None = None) -> int:
+        if targets is None:
+            targets = length // 2
+        return max(targets, length - targets)
+
+    def num_far_targets(self, config: TrialConfig) -> int:
+        return max(1, config.train_length // 2)
+
+
+def _mark_targets_from(rows: Tensor, begin: int) -> MarkedWindows:
+    """Return the windows, and a tensor that marks their bytes from `begin` on as targets."""
+    is_target = torch.zeros_like(rows, dtype=torch.bool)
+    is_target[:, begin:] = True
+    return rows, is_target
+
+
+OBJECTIVES: dict[str, Objective] = {
+    objective.name: objective
+    for objective in (CausalObjective(), MaskedObjective(), Seq2SeqObjective())
+}
+
+
+def objective_of(config: TrialConfig) -> Objective:
+    """Return the objective of a trial. Raises ValueError for an unknown one."""
+    return OBJECTIVES[check_choice("A trial's objective", config.objective, OBJECTIVES)]

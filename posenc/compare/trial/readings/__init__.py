@@ -1,1 +1,0 @@
-"""Other readings of the weights of a trial than as trained."""
