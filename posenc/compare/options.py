@@ -112,7 +112,7 @@ class Options:
         int | None,
         option(
             "Steps of tuning at the longest length for encodings that are RoPE, a row of its own "
-            "for each, by the code of posenc extend. 0: no such rows.",
+            "for each, by the code of posenc extend with two windows a step. 0: no such rows.",
             shown="5 % of --steps, at least 100, for text",
             min=0,
             panel="Training",

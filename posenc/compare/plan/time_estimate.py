@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, TypedDict
 
+from posenc.compare.defaults import TUNE_BATCH
 from posenc.compare.trial import process
 from posenc.compare.trial.config import write_trial
 from posenc.files.opening import make_subfolder, open_to_append
@@ -284,7 +285,6 @@ class _TimedModel:
     def time_tests(self) -> None:
         """Time the validations and tests of the trial, and count its steps."""
         from posenc.compare.trial.readings import can_be_tuned
-        from posenc.hf.tune_config import TuneConfig
 
         trial = self.trial
         on_text = trial.task == TEXT
@@ -292,7 +292,7 @@ class _TimedModel:
         self.test_seconds = evaluation(self.model, trial)
         self.num_steps = float(trial.steps)
         if trial.tune_steps and can_be_tuned(self.model):
-            tokens_per_step = TuneConfig().batch * max(trial.test_lengths)
+            tokens_per_step = TUNE_BATCH * max(trial.test_lengths)
             with_teacher = 4 / 3  # a forward pass more than forward and backward
             tuning_step = with_teacher * tokens_per_step / (trial.batch * trial.train_length)
             self.num_steps += trial.tune_steps * tuning_step

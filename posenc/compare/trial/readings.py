@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from posenc.compare.defaults import TUNE_BATCH
 from posenc.compare.scores import Reading
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.evaluate import autocast
@@ -75,8 +76,9 @@ def tune_and_read(
     config: TrialConfig,
     folder: Path,
 ) -> TunedReading:
-    """Tune the trained model at the longest test length, by the code and defaults of posenc extend,
-    and return its scores at the training length and there. The model itself stays as it is.
+    """Tune the trained model at the longest test length and return its scores at the training
+    length and there. The model itself stays as it is. The code is posenc extend's, with its
+    defaults but for the batch, TUNE_BATCH.
 
     RoPE without a scaling gets YaRN's for the longest length, as extend's recommendation for a
     tuned checkpoint; other scalings stay.
@@ -87,7 +89,7 @@ def tune_and_read(
     Raises: FloatingPointError or RunFailed for a loss that is not finite.
     """
     longest = max(config.test_lengths)
-    recipe = TuneConfig(steps=config.tune_steps, seed=config.seed)
+    recipe = TuneConfig(steps=config.tune_steps, batch=TUNE_BATCH, seed=config.seed)
     teacher = _LikeTransformers(copy.deepcopy(model).eval(), config)
     tuned = copy.deepcopy(model)
     assert isinstance(tuned.encoding, RoPE)  # see can_be_tuned
