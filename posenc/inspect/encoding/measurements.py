@@ -365,7 +365,7 @@ def _try_tracing(encoding: PositionEncoding, shape: ModelShape, trace: Callable[
         (random_embeddings(n, shape=shape).float(), successive_positions(encoding, n))
         for n in lengths
     )
-    torch._dynamo.reset()  # else earlier graphs of the class count towards its limit of recompiles
+    torch.compiler.reset()  # else earlier graphs of the class count towards its limit of recompiles
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:

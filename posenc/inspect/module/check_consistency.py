@@ -305,7 +305,7 @@ def judge_compiled_graphs(subject: Subject) -> CheckResult:
 
     counts = []
     module = subject.make_copy()
-    torch._dynamo.reset()  # graphs of other modules would count for the limit of recompiling
+    torch.compiler.reset()  # graphs of other modules would count for the limit of recompiling
     logger = logging.getLogger("torch._dynamo")
     level = logger.level
     logger.setLevel(logging.ERROR)  # graph breaks of others are no news on stderr
@@ -322,6 +322,6 @@ def judge_compiled_graphs(subject: Subject) -> CheckResult:
             return None, f"does not compile: {one_line(failed)}"
         finally:
             logger.setLevel(level)
-            torch._dynamo.reset()
+            torch.compiler.reset()
     text = f"{sum(counts)} graphs for {len(lengths)} lengths"
     return not (counts[-1] and counts[-2]), text
