@@ -23,7 +23,7 @@ from posenc.compare.judge.judgement import (
     why_no_interval,
 )
 from posenc.compare.judge.near_far import failed_trials, near_and_far
-from posenc.compare.judge.sentences import join_names, number_word
+from posenc.compare.judge.sentences import number_word
 from posenc.compare.judge.standing import (
     MARGIN,
     Standing,
@@ -35,6 +35,7 @@ from posenc.compare.judge.summary import has_learned, summarise, summarise_tasks
 from posenc.compare.results import Study, with_labels
 from posenc.compare.rows import rows_by_name, rows_of
 from posenc.compare.trial.config import ENCODING_LR, TrialConfig
+from posenc.report.report import join_names
 from posenc.tasks.registry import TEXT
 
 

@@ -16,14 +16,13 @@ from posenc.compare.judge.judgement import (
 )
 from posenc.compare.judge.standing import Standing
 from posenc.compare.rows import CostRatio, EqualTime
+from posenc.report.report import join_names
 from posenc.statistics.seed_intervals import Gap
 
 COSTS_MORE = 1.2
 """Ratio of training times from which the answer says what an encoding costs: chosen."""
 FEW = 8
 """Number of tied encodings that the answer names; of more it names seven and counts the others."""
-
-
 _NUMBER_WORDS = (
     "no",
     "one",
@@ -37,17 +36,6 @@ _NUMBER_WORDS = (
     "nine",
     "ten",
 )
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Join names by commas, the last by "and".
-
-    >>> join_names(["rope", "alibi", "t5"])
-    'rope, alibi and t5'
-    """
-    if len(names) == 1:
-        return names[0]
-    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def sentences_on_text(judgement: Judgement) -> Iterator[str]:

@@ -16,14 +16,13 @@ from posenc.compare.judge.judgement import (
     judge,
     most_served_then_cheapest,
 )
-from posenc.compare.judge.sentences import join_names
 from posenc.compare.judge.standing import Standing, standing_of_tasks
 from posenc.compare.page.numbers import facts_of
 from posenc.compare.results import Study, with_labels
 from posenc.compare.rows import EqualTime
 from posenc.files.opening import read_file_text
 from posenc.files.sealed_json import unseal
-from posenc.report.report import Number, Report, Section, Table
+from posenc.report.report import Number, Report, Section, Table, join_names
 from posenc.report.terminal import print_report
 from posenc.tasks.registry import TEXT
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posenc.compare.judge.sentences import join_names
 from posenc.compare.plan.learning_rate_search import choose_rates
 from posenc.compare.reports.leaderboard import BOARD, ROWS, published_file
 from posenc.compare.reports.report_runs import join_distinct_values, joined_by_slashes, recipe_of
@@ -18,6 +17,7 @@ from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.task_of_trial import check_scores
 from posenc.files.opening import read_file_bytes
 from posenc.files.sealed_json import Record
+from posenc.report.report import join_names
 
 RATES = "_rates"
 """Ends the name of a file with the trials that chose the learning rates of another file's."""
