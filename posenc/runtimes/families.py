@@ -80,6 +80,8 @@ CONTIGUOUS = frozenset(
     """.split()
 )
 """Families whose sections follow each other, likewise."""
+ROTATES_BACKWARDS = frozenset({"nanochat"})
+"""Families of transformers that rotate by minus the angle (nanochat/modeling_nanochat.py:59)."""
 
 
 @lru_cache

@@ -112,8 +112,9 @@ def _kind_of_rotating_layer(meaning: Any, kind: str | None, caller: str) -> str:
 def _check_layout(model: Any, interleaved: bool | None, caller: str) -> None:
     """Raise ValueError for a family that rotates by minus the angle, or whose layout (interleaved
     or half-split) neither the caller gives nor posenc knows."""
-    facts_of_transformers5 = model.facts.get("transformers5") or {}
-    if facts_of_transformers5.get("reversed"):
+    from posenc.runtimes.families import ROTATES_BACKWARDS
+
+    if model.model_type in ROTATES_BACKWARDS:
         raise ValueError(
             f"{caller}.from_config: {model.model_type} rotates the other way round. Build the "
             "rotation from its rope_theta, and hand it the positions with a minus sign."
