@@ -39,7 +39,9 @@ def test_another_network_with_the_same_model_type_is_not_judged(tmp_path):
     assert code == 3 and "as meant" not in said and "PD0" not in said
     assert "BailingMoeV2_5ForCausalLM (Ling 2.5 and 2.6" in said
     assert "BailingHybridForCausalLM, the one that posenc has read" in said
-    assert {c.known for c in emulate(LING26).values()} == {"unknown"}
+    known = {name: computed.known for name, computed in emulate(LING26).items()}
+    assert known.pop("transformers-4") == "no model"  # 4.57 has no bailing_hybrid
+    assert set(known.values()) == {"unknown"}
     assert case({**LING26, "architectures": ["BailingHybridForCausalLM"]}).judged_runtimes
 
 

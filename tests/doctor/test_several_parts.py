@@ -40,9 +40,11 @@ def doctor(folder, raw):
 def test_a_llama_inside_of_another_family_is_not_judged(tmp_path, outer):
     said, code = doctor(tmp_path, {"model_type": outer, "text_config": LLAMA})
     assert code == 3 and "Nothing was judged" in said and "as meant" not in said
-    assert {c.known for c in emulate({"model_type": outer, "text_config": LLAMA}).values()} == {
-        "unknown"
-    }
+    computed = emulate({"model_type": outer, "text_config": LLAMA})
+    known = {name: answer.known for name, answer in computed.items()}
+    if outer == "qwen3_5":
+        assert known.pop("transformers-4") == "no model"  # 4.57 has no such family
+    assert set(known.values()) == {"unknown"}
 
 
 def test_a_tower_without_rotation_has_none_whatever_is_inside(tmp_path):
