@@ -9,7 +9,7 @@ from markdown_it import MarkdownIt
 
 import posenc
 from posenc.compare.judge.standing import standing_of_tasks
-from posenc.compare.reports.leaderboard import which_for_what
+from posenc.compare.reports.leaderboard_answer import which_for_what
 from posenc.compare.reports.published_trials import published_studies
 from tests.test_numbers import (
     MARKS,

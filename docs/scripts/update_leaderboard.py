@@ -14,7 +14,7 @@ from posenc.compare.judge.standing import Standing, standing_of_task, standing_o
 from posenc.compare.judge.summary import summarise_tasks
 from posenc.compare.page.figures import task_plots
 from posenc.compare.reports import leaderboard, published_trials
-from posenc.compare.reports.leaderboard import facts_of_leaderboard
+from posenc.compare.reports.leaderboard_answer import facts_of_leaderboard
 from posenc.compare.results import Study
 from posenc.files.atomic import write_atomically
 from posenc.files.sealed_json import seal

@@ -10,7 +10,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from posenc.command_line.errors import one_line
-from posenc.compare.engines.run_trials import TrialEvent
 from posenc.compare.engines.storage import (
     Mirror,
     Storage,
@@ -21,6 +20,7 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import (
     ReceiveEvent,
+    TrialEvent,
     TrialProcess,
     make_trial_folder,
     write_failure,

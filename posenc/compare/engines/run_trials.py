@@ -14,12 +14,9 @@ from posenc.compare.options import Options
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.checkpoint import delete_checkpoint
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.process import TrialProcess
+from posenc.compare.trial.process import TrialEvent, TrialProcess
 from posenc.compare.trial.result_files import CorruptResult, load_result
 from posenc.machine.hardware import gpus, num_cores
-
-TrialEvent = dict[str, Any] | TrialResult
-"""An event of a trial, of the kinds step, testing and note; or the result with which it ended."""
 
 
 class Engine(Protocol):

@@ -39,6 +39,8 @@ sys.exit(importlib.import_module(sys.argv[2]).main(*sys.argv[3:]))
 """
 WORKER = "posenc.compare.trial.process"
 """The module that a trial's process runs."""
+TrialEvent = dict[str, Any] | TrialResult
+"""An event of a trial, of the kinds step, testing and note; or the result with which it ended."""
 ReceiveEvent = Callable[[dict[str, Any]], None]
 """A function that receives an event of a trial."""
 ORPHANED = 3

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from posenc.compare.reports.leaderboard import _seconds_on_tasks, which_for_what
+from posenc.compare.reports.leaderboard_answer import _seconds_on_tasks, which_for_what
 from posenc.compare.results import Timing
 from tests.compare.judge.test_standing import of_tasks
 from tests.compare.judge.test_summary import result, study
