@@ -43,13 +43,25 @@ class Sentence:
     def tokens_of(self, word: str) -> Span:
         """Return first and last + 1 of the tokens that contain the first occurrence of `word`.
 
-        Raises: ValueError where the text has no such word, or a token holds more than the word.
+        Raises: ValueError where the text has no such word, no token covers it, or a token holds
+        more than the word.
         """
         start = self.text.find(word) if word else -1
         if start < 0:
             raise ValueError(f"--swap: {word!r} is not in the text {self.text!r}.")
         stop = start + len(word)
-        indices = [i for i, (a, b) in enumerate(self.spans) if a < stop and b > start and a < b]
+        indices = [
+            i
+            for i, (a, b) in enumerate(self.spans)
+            if a < stop
+            and b > start
+            and a < b  # the last leaves out special tokens within the word
+        ]
+        if not indices:
+            raise ValueError(
+                f"--swap: no token covers {word!r} in the text; give a word that the tokenizer "
+                "keeps."
+            )
         first = self.spans[indices[0]][0]
         last = self.spans[indices[-1]][1]
         outside = self.text[first:start] + self.text[stop:last]

@@ -405,6 +405,8 @@ def test_token_ids_are_their_own_labels(tmp_path):
     sentence = tokenize_sentence(tmp_path, 100, "7 42 7", as_ids=True)
     assert sentence.ids == (7, 42, 7) and sentence.labels == ("7", "42", "7")
     assert sentence.tokens_of("42") == (1, 2)
+    with pytest.raises(ValueError, match="--swap: no token covers ' '"):
+        sentence.tokens_of(" ")
 
 
 def test_exchanging_words_of_unlike_length_keeps_every_token():
