@@ -302,7 +302,7 @@ def validated_positions_of(
         # step and stop instead of len(): torch.compile cannot trace len() of a range.
         one_each = positions.step == 1 and positions.stop - positions.start == batch_and_len[-1]
         if num_axes == 1 and one_each:
-            _check_span(caller, name, positions.start, positions.stop)
+            _check_range(caller, name, positions)
             return positions
         positions = _range_as_tensor(caller, name, positions, x.device)
     _check_dtype(caller, name, positions)
@@ -367,7 +367,7 @@ def _range_as_tensor(
     caller: str, name: str, positions: range, device: torch.device | None = None
 ) -> Tensor:
     """Return a range of positions as an int64 tensor (len). Raise ValueError if it reaches 2^62."""
-    _check_span(caller, name, positions.start, positions.stop)
+    _check_range(caller, name, positions)
     return as_tensor(positions, device)
 
 
@@ -375,9 +375,17 @@ def check_span_of_integers(caller: str, name: str, positions: Tensor | range) ->
     """Raise ValueError for whole positions from 2^62 on, whose differences could overflow int64.
     The numbers of a tensor are checked on the CPU only."""
     if isinstance(positions, range):
-        _check_span(caller, name, positions.start, positions.stop)
+        _check_range(caller, name, positions)
     elif not positions.is_floating_point():
         _check_span(caller, name, *(extremes_if_readable(positions) or (0, 0)))
+
+
+def _check_range(caller: str, name: str, positions: range) -> None:
+    """Raise ValueError if a range of positions reaches 2^62, by its first and its last position."""
+    # A range may have a symbolic end in a graph, which reading its last position would fix.
+    if torch.compiler.is_compiling() or not positions:
+        return
+    _check_span(caller, name, positions[0], positions[-1])
 
 
 def _check_span(caller: str, name: str, low: float, high: float) -> None:

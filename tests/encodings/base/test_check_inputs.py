@@ -7,6 +7,7 @@ import torch
 
 import posenc
 from posenc import masks
+from posenc.encodings.base.check_inputs import check_span_of_integers, validated_positions
 from posenc.encodings.base.compose import Compose
 from posenc.encodings.base.constructor_arguments import are_alike
 from tests.attending import attend
@@ -326,6 +327,26 @@ def test_integers_whose_differences_overflow_are_refused(name):
     q = torch.randn(1, 2, 16, 8)
     with pytest.raises(ValueError, match=r"fit int64 only below 2\^62"):
         attend(q, q, q, encoding, torch.arange(16) + 2**62 - 15)
+
+
+@pytest.mark.parametrize(
+    ("fitting", "too_far"),
+    [
+        (range(2**62 - 8, 2**62), range(2**62 - 7, 2**62 + 1)),
+        (range(2**62 - 15, 2**62 + 1, 2), range(2**62 - 14, 2**62 + 2, 2)),
+        (range(1 - 2**62, 9 - 2**62), range(-(2**62), 8 - 2**62)),
+        (range(8 - 2**62, -(2**62), -1), range(7 - 2**62, -(2**62) - 1, -1)),
+    ],
+)
+def test_a_range_is_checked_by_its_first_and_last_position(fitting, too_far):
+    x = torch.randn(1, 2, 8, 4)
+    got = validated_positions("f", "positions", fitting, x)
+    assert list(got) == list(fitting)
+    check_span_of_integers("f", "positions", fitting)
+    with pytest.raises(ValueError, match=r"fit int64 only below 2\^62"):
+        validated_positions("f", "positions", too_far, x)
+    with pytest.raises(ValueError, match=r"fit int64 only below 2\^62"):
+        check_span_of_integers("f", "positions", too_far)
 
 
 def test_fire_keeps_far_neighbours_apart():
