@@ -159,11 +159,14 @@ class EqualTime:
 
     def is_ahead(self, encoding: str, other: str, margin: float) -> bool:
         """Return True if an encoding has the lower loss at equal time for certain: with every seed
-        of both, at both bounds of both costs, and by more than `margin` bits."""
+        of both, at both bounds of both costs, and by more than `margin` bits. Nothing is certain if
+        one of the two lacks a seed of the other."""
         ours = self.loss_ranges.get(encoding, {})
         theirs = self.loss_ranges.get(other, {})
-        seeds = ours.keys() & theirs.keys()
-        return bool(seeds) and all(ours[s][1] + margin < theirs[s][0] for s in seeds)
+        if not ours or ours.keys() != theirs.keys():
+            return False
+        # Even the worst loss of the one, by its bounds, is below the best of the other.
+        return all(ours[seed][1] + margin < theirs[seed][0] for seed in ours)
 
     @property
     def order(self) -> dict[str, float]:

@@ -135,6 +135,17 @@ def test_steps_taken_in_turns_say_what_an_encoding_costs():
     assert equal.is_ahead("fast", "slow", 0.02) and not equal.is_ahead("slow", "fast", 0.02)
 
 
+@pytest.mark.parametrize("lacking", ["fast", "slow"])
+def test_nothing_is_certain_where_one_of_two_encodings_lacks_a_seed(lacking):
+    turns = {"fast": (1.0, 1.0, 1.0), "slow": (2.0, 2.0, 2.0)}
+    trials = [timed(name, seed, 10.0) for name in turns for seed in (0, 1)]
+    both = at_equal_time(replace(study_with(*trials), step_seconds=turns))
+    assert both.is_ahead("fast", "slow", 0.02)
+    fewer = [t for t in trials if (t.config.encoding, t.config.seed) != (lacking, 1)]
+    one = at_equal_time(replace(study_with(*fewer), step_seconds=turns))
+    assert not one.is_ahead("fast", "slow", 0.02)
+
+
 def test_trials_whose_times_overlap_are_not_told_apart():
     results = [timed("a", 0, 10.0), timed("a", 1, 16.0), timed("b", 0, 12.0), timed("b", 1, 18.0)]
     times = at_equal_time(study_with(*results)).ratio("b", "a")
