@@ -62,12 +62,12 @@ def _tuning_blocks(study: Study) -> Iterator[Block]:
 
 
 def _untuned_in_words(checks: Sequence[RateCheck]) -> str:
-    """Return in words what all encodings share where none is tuned: `rate 0.002, tables 20 times
-    that, usual setting`."""
+    """Return in words at which rates encodings are compared where none is tuned: `rate 0.002,
+    tables 20 times that, usual setting`, or that they have rates of their own."""
     plain = [check.tried[check.plain_at] for check in checks if check.plain_at is not None]
     rates = {(tried.lr, tried.encoding_lr) for tried in plain}
     if len(rates) != 1:
-        return "one rate for all, usual setting"
+        return "their own rates, usual setting"
     lr, factor = rates.pop()
     return f"rate {lr:g}, tables {factor:g} times that, usual setting"
 

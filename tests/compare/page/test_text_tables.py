@@ -142,6 +142,15 @@ def test_a_study_that_was_tuned_shows_the_choices_and_what_they_turn():
     assert turned == "Not tuned, the search's trials would be in another order: t5 before rope."
 
 
+def test_encodings_whose_untuned_rates_differ_are_not_said_to_share_one():
+    rope, t5 = checks()
+    section, _ = tuning_sections(replace(STUDY, rates=(rope, t5)))
+    assert section.blocks[0].header[6].meaning == "rate 0.002, tables 20 times that, usual setting"
+    rates = (rope, replace(t5, plain_at=0))
+    section, _ = tuning_sections(replace(STUDY, rates=rates))
+    assert section.blocks[0].header[6].meaning == "their own rates, usual setting"
+
+
 def test_the_page_names_the_rates_of_the_model_and_of_tables():
     table = dict(result("t5", 0, 2.0).spec)
     learned = replace(result("t5", 0, 2.0), encoding_parameters=32, spec=table)
