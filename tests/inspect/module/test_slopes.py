@@ -50,6 +50,10 @@ def test_the_authors_slopes_pass_for_any_number_of_heads(count):
     assert holds is (False if count > 2 else None), said
 
 
+def test_true_is_no_exponent():
+    assert judged(authors(8), bias_max=True) == judged(authors(8))
+
+
 def from_zero(n: int) -> list[float]:
     return [2 ** (-8 * h / n) for h in range(n)]
 
