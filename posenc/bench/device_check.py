@@ -140,7 +140,7 @@ def _overflow_reason(exact_results: Sequence[Any], dtype: torch.dtype) -> str | 
     if largest < largest_of_dtype / 4:
         return None
     return (
-        f"gradients reach {largest:,.0f}, and the largest number of {dtype} is "
+        f"results reach {largest:,.0f}, and the largest number of {dtype} is "
         f"{largest_of_dtype:,.0f}"
     )
 
