@@ -255,7 +255,7 @@ def trained(study: str) -> dict[str, tuple[float, float]]:
 
 def hours(study: str) -> str:
     """The hours of one core that the trials of a study took, with those that chose its rates."""
-    files = [f"{study}.jsonl", f"{study}{published_trials.RATES}.jsonl"]
+    files = [f"{study}.jsonl", f"{study}{published_trials.RATES_SUFFIX}.jsonl"]
     found = [
         timing.train_seconds + timing.test_seconds
         for file in files

@@ -300,12 +300,12 @@ class Problem:
     def dense_bytes(self, num_rows: int) -> int:
         """Return the bytes needed to attend from `num_rows` queries at once: scores, weights,
         temporary results of the term and, if gradients are needed, saved weights."""
-        num_arrays: float = 2  # scores and weights
+        multiples_of_scores: float = 2  # scores and weights
         if self.term is not None:
-            num_arrays += self.term.extra_score_arrays(self.needs_grad)
+            multiples_of_scores += self.term.extra_score_arrays(self.needs_grad)
         if self.needs_grad:  # weights are saved before rows without a key are set to zero
-            num_arrays += 1 if self.every_query_sees_a_key else 2
-        return int(num_arrays * self.scores_bytes(num_rows))
+            multiples_of_scores += 1 if self.every_query_sees_a_key else 2
+        return int(multiples_of_scores * self.scores_bytes(num_rows))
 
     def negligible_threshold(self) -> Tensor:
         """Return a threshold for each head, (num_heads,), below 0: a key does not matter to a query

@@ -147,7 +147,8 @@ class Model:
         names = (*names, *filter(None, [self.facts.get("names", {}).get(names[0])]))
         found = next((n for n in names if self.config.get(n) is not None), None)
         value = self.config[found] if found else self.get(names[0], default)
-        name, largest = found or names[0], LARGEST_OF.get(names[0], LARGEST)
+        name = found or names[0]
+        largest = LARGEST_OF.get(names[0], LARGEST)
         if value is None:
             raise BadConfigError(f"config.json: {' or '.join(names)} is missing.")
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:

@@ -67,7 +67,7 @@ def draw_needle_puzzle(
     """
     depths = [float(depth)] * (1 + num_beside)
     depths += random.uniform(0, 1, num_pairs - 1 - num_beside).tolist()
-    facts = tuple((at, (i, num_pairs + i)) for i, at in enumerate(depths))
+    facts = tuple((place, (i, num_pairs + i)) for i, place in enumerate(depths))
     if num_beside:  # facts at one depth stay in their order
         facts = tuple(facts[i] for i in random.permutation(num_pairs).tolist())
     return Puzzle(facts, (0,), (num_pairs,))
@@ -144,8 +144,8 @@ class FactsInText(Task):
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
         beyond = [length for length in test_lengths if length > test_lengths[0]]
-        at_depths = tuple(Case(length, variant) for length in beyond for variant in self.depths)
-        return super().cases(test_lengths) + at_depths
+        longer_cases = tuple(Case(length, variant) for length in beyond for variant in self.depths)
+        return super().cases(test_lengths) + longer_cases
 
     def draw_row(self, random: np.random.Generator, case: Case) -> Row:
         depth = DEPTHS[case.variant] if case.variant else random.uniform()
@@ -227,8 +227,8 @@ def _first_chain(tokens: np.ndarray) -> np.ndarray:
 
     tokens: of one sequence of Variables, (len,).
     """
-    at = np.flatnonzero(tokens == FACT)
-    facts = [(tokens[i + 1], tokens[i + 2]) for i in at]
+    fact_indices = np.flatnonzero(tokens == FACT)
+    facts = [(tokens[i + 1], tokens[i + 2]) for i in fact_indices]
     chain = [facts[0][1]]
     for name, value in facts:
         if value in chain:

@@ -82,8 +82,8 @@ def _row_bytes(problem: Problem) -> int:
     """Return the bytes that the form "row" needs: the bias of all queries, and what the term needs
     to compute it."""
     assert problem.term is not None
-    num_arrays = 1 + problem.term.extra_score_arrays(False)
-    return int(num_arrays * problem.scores_bytes(problem.q_len))
+    multiples_of_scores = 1 + problem.term.extra_score_arrays(False)
+    return int(multiples_of_scores * problem.scores_bytes(problem.q_len))
 
 
 def _strips_bytes(problem: Problem) -> int:
@@ -109,8 +109,8 @@ def _near_and_far_bytes(problem: Problem) -> int:
     assert problem.term is not None and problem.term.far_from is not None
     near_arrays = NEAR_ARRAYS + NEAR_ARRAYS_PER_KEY * problem.term.far_from / problem.q.shape[-1]
     far_arrays = FAR_ARRAYS_TRAINING if problem.needs_grad else FAR_ARRAYS
-    num_arrays = near_arrays * min(1, NEAR_ROWS / problem.q_len) + far_arrays
-    return int(4 * num_arrays * problem.q.numel())
+    multiples_of_q = near_arrays * min(1, NEAR_ROWS / problem.q_len) + far_arrays
+    return int(4 * multiples_of_q * problem.q.numel())
 
 
 def _key_rows_bytes(problem: Problem) -> int:

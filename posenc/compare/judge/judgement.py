@@ -299,13 +299,13 @@ def most_served_then_cheapest(
     """Return the row that most servers run; of several the one that takes the least time, if by
     more than SAME_COST for certain; of several the best mean."""
     most = max(num_servers(encoding_of[name]) for name in tied)
-    served = [name for name in tied if num_servers(encoding_of[name]) == most]
+    most_served = [name for name in tied if num_servers(encoding_of[name]) == most]
     if cost is None:
-        return served[0]
+        return most_served[0]
     costs = cost.costs
-    timed = [name for name in served if encoding_of[name] in costs]
+    timed = [name for name in most_served if encoding_of[name] in costs]
     if not timed:
-        return served[0]
+        return most_served[0]
     cheapest = min(timed, key=lambda name: costs[encoding_of[name]])
     for name in timed:
         if cost.ratio(encoding_of[name], encoding_of[cheapest]).lowest <= SAME_COST:

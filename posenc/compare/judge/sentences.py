@@ -324,19 +324,19 @@ def sentence_on_task(standing: Standing, metric: str, why_no_interval: str | Non
     best = "highest" if standing.higher_is_better else "lowest"
     next_one = standing.order[1]
     if why_no_interval:
-        gap = with_sign(standing.gap(next_one))
+        gap_text = with_sign(standing.gap(next_one))
         return (
             f"Not decided, {why_no_interval}; take {first} until then: {best} {metric} "
-            f"({standing.mean(first):.2f}; {next_one} {gap})."
+            f"({standing.mean(first):.2f}; {next_one} {gap_text})."
         )
     tied = [name for name in standing.first_tier if name != first]
     if tied:
         names = list_up_to_six([first, *tied])
         return f"{names} are tied in {metric}, {first} has the {best} ({standing.mean(first):.2f})."
-    gap = with_interval(standing.gap(next_one))
+    gap_text = with_interval(standing.gap(next_one))
     return (
         f"{first} leads after this training: {best} {metric} ({standing.mean(first):.2f}; "
-        f"{next_one} {gap})."
+        f"{next_one} {gap_text})."
     )
 
 

@@ -121,10 +121,11 @@ def estimate_bits_of_doubling_steps(results: Sequence[TrialResult]) -> dict[str,
     """
     falls: dict[str, list[float]] = {}
     for result in results:
-        curve, at = result.training, HALF_RATE_FRACTION * result.config.steps
+        curve = result.training
+        half_rate_step = HALF_RATE_FRACTION * result.config.steps
         for before, after in pairwise(curve):
-            if before.step <= at < after.step:  # between two points: a straight line
-                share = (at - before.step) / (after.step - before.step)
+            if before.step <= half_rate_step < after.step:  # between two points: a straight line
+                share = (half_rate_step - before.step) / (after.step - before.step)
                 fall = before.valid + share * (after.valid - before.valid) - curve[-1].valid
                 falls.setdefault(result.config.encoding, []).append(fall)
     return {name: fmean(of_trials) for name, of_trials in falls.items()}

@@ -254,12 +254,14 @@ def _check_outputs_at_lengths(lengths: Sequence[tuple[int, int]], make: Make) ->
         with torch.no_grad():
             out = model(states, positions, length=len(positions))
             alone = model(states[:, :prefix], positions[:prefix], length=len(positions))
-        at = f"in sequences of {length:,} tokens"
+        where = f"in sequences of {length:,} tokens"
         is_finite = out.isfinite().all() and alone.isfinite().all()
-        assert is_finite, f"{VOIDING_FAILURES['outputs_are_finite']} {at}"
-        assert not differs(*out[:, :prefix]), f"{VOIDING_FAILURES['the_future_is_invisible']} {at}"
+        assert is_finite, f"{VOIDING_FAILURES['outputs_are_finite']} {where}"
+        assert not differs(*out[:, :prefix]), (
+            f"{VOIDING_FAILURES['the_future_is_invisible']} {where}"
+        )
         assert not differs(alone, out[:, :prefix]), (
-            f"{VOIDING_FAILURES['decoding_matches_prefill']} {at}"
+            f"{VOIDING_FAILURES['decoding_matches_prefill']} {where}"
         )
 
 

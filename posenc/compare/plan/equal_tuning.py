@@ -183,7 +183,7 @@ def wider_points(tried: Iterable[Point], best: Point) -> list[Point]:
     """
     tried = list(tried)
     points = []
-    for axis in axes_of(tried, best):
+    for axis in movable_axes(tried, best):
         line = [p for p in tried if _on_one_line(p, best, axis)]
         values = [p.value(axis) or 0.0 for p in line]
         if best.value(axis) == max(values):
@@ -203,7 +203,7 @@ def edges_of(tried: Iterable[Point], best: Point) -> tuple[str, ...]:
     )
 
 
-def axes_of(tried: Sequence[Point], best: Point) -> list[str]:
+def movable_axes(tried: Sequence[Point], best: Point) -> list[str]:
     """Return the axes on which a point may move: those of RATIOS that it has a coordinate on. The
     rate of tables counts only if slopes are learned there, or if points without learned slopes
     differ in it."""

@@ -386,7 +386,7 @@ def check_content(source: TextSource) -> str:
         sample = _read_sample(
             path, max(PIECES_OF_A_FILE * MIN_BYTES, SAMPLE_BYTES // len(source.files))
         )
-        _refuse_format(path, sample)
+        _refuse_other_file_format(path, sample)
         _refuse_random(path, sample)
         if b"\0" in sample:
             note_on_zeros = (
@@ -404,7 +404,7 @@ def check_content(source: TextSource) -> str:
     return "; ".join(note for note in (note_on_zeros, note_on_copies) if note)
 
 
-def _refuse_format(path: Path, sample: bytes) -> None:
+def _refuse_other_file_format(path: Path, sample: bytes) -> None:
     """Raise ValueError for a file that begins like one of FORMAT_OF_MAGIC."""
     for magic, kind in FORMAT_OF_MAGIC.items():
         may_be_text = magic.isalnum() and b"\0" not in sample

@@ -1,7 +1,7 @@
 """The published trials: a row for each, kept as lines of JSON, and the studies that they make.
 
 Each file of rows is a study: of one text, or of tasks. If its learning rates were chosen, the rows
-of the trials that chose them are in a file of the same name with RATES.
+of the trials that chose them are in a file of the same name with RATES_SUFFIX.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from posenc.files.opening import read_file_bytes
 from posenc.files.sealed_json import Record
 from posenc.report.report import join_names
 
-RATES = "_rates"
+RATES_SUFFIX = "_rates"
 """Ends the name of a file with the trials that chose the learning rates of another file's."""
 
 
@@ -65,16 +65,16 @@ def published_studies() -> dict[str, Study]:
     folder = published_file(BOARD).parent
     files = {path.stem: read_rows(path) for path in folder.glob("*.jsonl")}
     for name, rows in files.items():
-        study = name.removesuffix(RATES)
+        study = name.removesuffix(RATES_SUFFIX)
         why = _missing_trials(rows)
         if study not in files:
             why = f"has rates for {study}.jsonl, which is missing"
         if why:
             raise ValueError(f"{folder / name}.jsonl {why}.")
     return {
-        name: study_of(files[name], files.get(name + RATES, ()), f"{name}.jsonl")
+        name: study_of(files[name], files.get(name + RATES_SUFFIX, ()), f"{name}.jsonl")
         for name in sorted(files)
-        if not name.endswith(RATES)
+        if not name.endswith(RATES_SUFFIX)
     }
 
 
@@ -167,17 +167,17 @@ def _without_rates(
 def _check_one_recipe(of: str, trials: Sequence[TrialConfig]) -> None:
     """Raise ValueError if trials of a task differ in more than encoding and seed, or if tasks
     differ in recipe, torch or precision."""
-    of_all = recipe_of(trials)
+    values_of_all = recipe_of(trials)
     for task in dict.fromkeys(trial.task for trial in trials):
         fields = recipe_of(trial for trial in trials if trial.task == task)
-        fields |= {name: of_all[name] for name in ("recipe", "torch", "precision")}
+        fields |= {name: values_of_all[name] for name in ("recipe", "torch", "precision")}
         differ = [
             f"{name} {joined_by_slashes(values)}"
             for name, values in fields.items()
             if len(values) > 1
         ]
         if len(fields["lr"]) > 1 and of.endswith(".jsonl"):
-            rates_file = f"{of.removesuffix('.jsonl')}{RATES}.jsonl"
+            rates_file = f"{of.removesuffix('.jsonl')}{RATES_SUFFIX}.jsonl"
             differ.append(f"if it was chosen, {rates_file} is missing")
         if differ:
             raise ValueError(f"{of} has rows of different recipes for {task}: {', '.join(differ)}.")

@@ -189,9 +189,9 @@ class Objective(ABC):
             stop = min(first + piece, length)
             start = max(0, stop - config.train_length)
             near = tuple(tensor[:, start:stop] for tensor in windows)
-            targets = stop - first
-            near = _keep_last_targets(near, targets)
-            losses.append(self._losses_by_byte(model, near, config)[:, -targets:])
+            num_in_piece = stop - first
+            near = _keep_last_targets(near, num_in_piece)
+            losses.append(self._losses_by_byte(model, near, config)[:, -num_in_piece:])
             first = stop
         return torch.cat(losses, dim=1)
 
@@ -215,9 +215,9 @@ class Objective(ABC):
             raise FloatingPointError(f"the loss is not finite at test length {length}")
         return losses
 
-    def longest_stack_input(self, length: int, targets: int | None = None) -> int:
+    def longest_stack_input(self, length: int, num_targets: int | None = None) -> int:
         """Return the maximum number of positions in a stack for a window of this length whose last
-        `targets` bytes are targets."""
+        `num_targets` bytes are targets."""
         return length
 
 
@@ -396,10 +396,10 @@ class Seq2SeqObjective(Objective):
             logits = model(source, inputs)
         return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
 
-    def longest_stack_input(self, length: int, targets: int | None = None) -> int:
-        if targets is None:
-            targets = length // 2
-        return max(targets, length - targets)
+    def longest_stack_input(self, length: int, num_targets: int | None = None) -> int:
+        if num_targets is None:
+            num_targets = length // 2
+        return max(num_targets, length - num_targets)
 
     def num_far_targets(self, config: TrialConfig) -> int:
         return max(1, config.train_length // 2)

@@ -218,8 +218,8 @@ def _flat_rope_dicts(place: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[st
         rope_dict = place.get(name)
         if not isinstance(rope_dict, Mapping):
             continue
-        by_kind = {f"{name}.{k}": v for k, v in rope_dict.items() if isinstance(v, Mapping)}
-        yield from (by_kind or {name: rope_dict}).items()
+        by_path = {f"{name}.{k}": v for k, v in rope_dict.items() if isinstance(v, Mapping)}
+        yield from (by_path or {name: rope_dict}).items()
 
 
 def _require_one_original_length(config: Mapping[str, Any], meaning: Meaning, refused: str) -> None:

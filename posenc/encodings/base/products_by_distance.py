@@ -297,7 +297,7 @@ class ProductsByDistance(Term):
         self._all_k: Tensor | None = None
 
     def prepare_blocks(self, rows: int, causal: bool) -> Self:
-        if self._has_few_vectors(rows):
+        if self._has_at_most_one_vector_per_query(rows):
             bands = None
         else:
             tables = (self.read_q_table, self.read_k_table, self.k_vectors, self.table_cache)
@@ -306,7 +306,7 @@ class ProductsByDistance(Term):
         ready.bands = bands
         return ready
 
-    def _has_few_vectors(self, rows: int) -> bool:
+    def _has_at_most_one_vector_per_query(self, rows: int) -> bool:
         """Return True if one block has all queries, and more queries than there are vectors."""
         if torch.compiler.is_compiling() or self.ends is None:  # a graph must not depend on lengths
             return False

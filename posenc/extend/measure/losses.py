@@ -47,8 +47,8 @@ class LossReader:
         NotFinite."""
         length = tokens.shape[1]
         if self.max_tokens is not None and length > self.max_tokens:
-            read = self._losses_at_once(tokens[:, : self.max_tokens])
-            return F.pad(read, (0, length - self.max_tokens), value=torch.nan)
+            first_losses = self._losses_at_once(tokens[:, : self.max_tokens])
+            return F.pad(first_losses, (0, length - self.max_tokens), value=torch.nan)
         if self.window is not None and length > self.window:
             return self._sliding_losses(tokens, self.window)
         return self._losses_at_once(tokens)

@@ -111,11 +111,11 @@ def _word_spans(text: str) -> list[Span]:
     """Return (first character, last + 1) of each word between spaces: "a bc" -> [(0, 1), (2,
     4)]."""
     spans = []
-    at = 0
+    search_from = 0
     for word in text.split():
-        at = text.index(word, at)
-        spans.append((at, at + len(word)))
-        at += len(word)
+        start = text.index(word, search_from)
+        search_from = start + len(word)
+        spans.append((start, search_from))
     return spans
 
 

@@ -92,14 +92,14 @@ def runtimes_of(python: str | Path | None = None) -> dict[str, str]:
         return {runtime: version for runtime, version in versions.items() if version is not None}
     interpreter = os.fspath(python)
     packages = json.dumps({name: probe.packages for name, probe in PROBES.items()})
-    said = _run_probe(
+    output = _run_probe(
         interpreter, WHICH_RUNTIMES, packages, SECONDS_TO_START, keep_package_variables=False
     )
     try:
-        versions = dict(json.loads(said))
+        versions = dict(json.loads(output))
         return {name: str(versions[name])[:MOST_LETTERS] for name in PROBES if name in versions}
     except (ValueError, TypeError, RecursionError):
-        raise _no_answer(said, "a Python interpreter", interpreter) from None
+        raise _no_answer(output, "a Python interpreter", interpreter) from None
 
 
 def ask(
@@ -141,13 +141,13 @@ def ask(
     question = json.dumps({"memory": memory, "cases": cases})
     if seconds is None:
         seconds = probe.seconds + SECONDS_PER_FURTHER_FILE * (len(cases) - 1)
-    said = _run_probe(
+    output = _run_probe(
         interpreter, probe.file, question, seconds, keep_package_variables=python is None
     )
     try:
-        return parse_answers(said, runtime, len(cases))
+        return parse_answers(output, runtime, len(cases))
     except ValueError:
-        raise _no_answer(said, runtime, interpreter) from None
+        raise _no_answer(output, runtime, interpreter) from None
 
 
 def _case_of(config: Mapping[str, Any] | Path, lengths: Sequence[int]) -> dict[str, Any]:

@@ -301,13 +301,13 @@ def _meant_rope_dicts_after_override(
     for name in DICTS:
         given.update((asked.get(name) or {}).items())
     is_null = any(name in asked and asked[name] is None for name in DICTS)
-    by_kind = any(isinstance(value, Mapping) for value in given.values())
+    has_dicts_by_kind = any(isinstance(value, Mapping) for value in given.values())
     if is_null and not given:
         given = {"rope_type": "default"}  # null takes the scaling away
     result: dict[str, Parameters] = {}
     for kind, old in before.items():
         new: Mapping[str, Any] = {}
-        if by_kind:
+        if has_dicts_by_kind:
             new = given.get(kind) or {}
         elif kind in ("all", "full_attention"):
             new = given
