@@ -204,8 +204,15 @@ class Attention(nn.Module):
         memory_positions: Tensor | range | None,
         cache: KVCache | None,
     ) -> tuple[Tensor, Tensor | range]:
-        """Return the hidden states (batch, len, embed_dim) from which keys and values are
-        projected, and their positions: those of the context, of the memory and x, or of x."""
+        """Return the hidden states from which new keys and values are projected, (batch, len,
+        embed_dim), and their positions, one for each of `len`.
+
+        They are those of `context` in cross-attention, or none (len 0) if the cache has it already;
+        those of `memory` followed by x; or else those of x. positions: of x.
+
+        Raises: as `_checked_positions`, and ValueError for an encoding that has no
+        cross-attention.
+        """
         token_axis = -1 if encoding.claims.num_axes == 1 else -2
         if context is not None:
             check_cross_attention("Attention", encoding)

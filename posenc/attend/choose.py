@@ -230,14 +230,19 @@ def sdpa_form(problem: Problem) -> tuple[str, str]:
     """Return (form, "") if torch's kernel can run the problem in a form of SDPA_FORMS. Otherwise
     return ("", why not).
 
-    A problem may fit several forms, and the first one below runs:
+    A problem may fit several forms, and the first one below that it fits runs. With a term, which
+    changes the scores:
 
     - "row" needs one call of the kernel, whatever the bias.
     - "near and far" fits terms with a vector for each near distance, which no form below it takes.
     - "strips" leaves out what a window hides. It is the only other form with a log-sum-exp.
-    - "plain" needs no more than the kernel where nothing changes the scores.
     - "key rows" comes last, because only the numbers of its bias tell whether it can run, and
       reading them takes time.
+
+    Without a term:
+
+    - "strips", only if there is a window or a log-sum-exp is needed.
+    - "plain" needs no more than the kernel, and has no log-sum-exp.
     """
     if inside_functorch_transform():
         return "", "torch.func's transforms do not support its kernels"

@@ -17,9 +17,11 @@ PANELS = ("What", "Data", "Model", "Training", "Where", "Output")
 def option(
     help: str, *names: str, shown: str | bool = True, panel: str = "What", **limits: Any
 ) -> Any:
-    """Return typer's option with this help.
+    """Return typer's option with this help, for use inside Annotated: `Annotated[bool,
+    option("Print JSON.", "--json")]`.
 
-    names: spellings such as "--json"; without any, typer derives one from the parameter.
+    names: spellings such as "--json"; without any, typer derives one from the name of the parameter
+        or field.
     shown: what the help says of the default. panel: the heading of PANELS below which the option is
         listed.
     limits: further arguments of typer.Option, such as min and max.

@@ -97,7 +97,8 @@ class Case:
 
     @cached_property
     def _meaning_and_reason(self) -> tuple[Meaning | None, str]:
-        """Return the meaning and "", or None and the reason why it is unclear."""
+        """Return the meaning and "", or None and the reason why it is unclear; (None, "") for a
+        GGUF file, whose meaning only `record` has."""
         if self.metadata is not None:
             return None, ""
         try:

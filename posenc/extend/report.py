@@ -120,10 +120,11 @@ def _stock_tools_verdict(variant: Variant | None) -> str:
 
 
 def task_table(outcome: Outcome) -> Table | None:
-    """Return the table of tasks and of short texts; None if nothing of this was measured.
+    """Return the table of tasks and of short texts, with a row for each method; None if neither was
+    measured.
 
     For each task and length it has the fraction of prompts answered exactly and the loss of the
-    answer.
+    answer, in nats; for short texts the change of perplexity, in percent.
     """
     short_texts = outcome.short_text_rises()
     tasks_and_lengths: list[tuple[str, int]] = []

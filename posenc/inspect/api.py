@@ -142,11 +142,13 @@ def inspect_encodings(
 def inspect_checkpoint(
     request: "Request", as_json: bool, out: Path | None, command: str, figures: Path | None = None
 ) -> None:
-    """Measure a checkpoint, print its report, and write its page to `out` and its figures into
-    `figures`.
+    """Measure a checkpoint, print its report, and write its page and its figures.
 
-    as_json: print JSON instead, and write a page only if `out` names one; otherwise None means
-    runs/inspect.html. command: the command line that repeats the report, which is shown in it.
+    request: the checkpoint, and what is measured of it.
+    as_json: print JSON instead of the report.
+    out: file of the page. None: runs/inspect.html, or with as_json no page.
+    command: the command line that repeats the report, which is shown in it.
+    figures: folder for the figures; None writes none.
     """
     path = out or (None if as_json else Path("runs/inspect.html"))
     has_figures = path is not None or figures is not None

@@ -79,13 +79,15 @@ def text_table(
     wraps_nothing: bool = False,
     **options: Any,
 ) -> RichTable:
-    """Return a table of text for the terminal; `options` are passed to rich's Table.
+    """Return rich's table with these texts, for the terminal.
 
-    header: headings of the columns. rows: texts of the cells.
-    overflow: rich's treatment of words wider than their column.
-    name_column: heading of the column with the names of the rows. It is never cut, and the other
-    columns are aligned right, as numbers. None: all columns are aligned left.
+    header: headings of the columns. rows: the texts of the cells, row by row; rich's markup in them
+        is shown, not applied.
+    overflow: what rich does with a word that is wider than its column: "ellipsis" cuts it.
+    name_column: heading of the column that names the rows. It is never broken into lines, and the
+        other columns are aligned right, as numbers. None: all columns are aligned left.
     wraps_nothing: no cell is broken into lines.
+    options: further arguments of rich's Table, such as title.
     """
     table = RichTable(**options)
     for name in header:

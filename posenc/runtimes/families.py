@@ -86,9 +86,9 @@ ROTATES_BACKWARDS = frozenset({"nanochat"})
 
 @lru_cache
 def all_families() -> dict[str, dict[str, Any]]:
-    """Return the facts about every model_type: its line of families.json, and under each key of
-    RUNTIME_FILES that runtime's. They are None if it has no such model, and empty or missing if
-    nobody has read it."""
+    """Return the facts about each model_type: its line of families.json, to which the facts of each
+    runtime are added under the runtime's value in RUNTIME_FILES, such as "mlx_lm". These are None
+    if the runtime has no such model, and empty or missing if nobody has read it."""
     families = {name: dict(line) for name, line in json_table("families").items()}
     for runtime, key in RUNTIME_FILES.items():
         file = facts_of_runtime(runtime)

@@ -155,8 +155,13 @@ def _least_context(length: int, trial: TrialConfig) -> int:
 
 
 def _enough_for_certain(lengths: Sequence[int], gaps: Mapping[tuple[int, int], Gap]) -> int | None:
-    """Return the shortest window that is certainly long enough: every longer one saves less than
-    MARGIN against it, with the upper end of its interval. None if only the longest window is."""
+    """Return the shortest window, below the longest, that is certainly long enough: each longer
+    one saves less than MARGIN bits against it, even at the upper end of the interval. None if no
+    window is, as where a gap is unknown or its interval too wide.
+
+    lengths: of the windows, the shortest first. gaps: by (length, longer length), the bits that the
+        longer window saves.
+    """
     for i, length in enumerate(lengths[:-1]):
         over_this = [gaps.get((length, longer)) for longer in lengths[i + 1 :]]
         if all(gap is not None and gap.value + gap.half_width < MARGIN for gap in over_this):

@@ -419,8 +419,12 @@ def _learned_text(summary: TaskSummary) -> str:
 
 
 def task_table(task: str, summaries: Sequence[TaskSummary], trial: TrialConfig) -> Table:
-    """Return the table of one task, with every seed in small letters; below are the levels of
-    policies that answer without doing the task."""
+    """Return the table of one task: a row for each encoding, with its mean score at each length,
+    and in small letters below the mean the score of each seed. The last rows have the scores of
+    policies that answer without doing the task.
+
+    trial: one of the study's, for the policies' scores.
+    """
     definition = TASKS[task]
     header = [
         "encoding",

@@ -408,10 +408,13 @@ _NO_READINGS: dict[str, Any] = {"test_window": 0, "tune_steps": 0, "num_windows"
 
 
 def _tune_steps(options: Options, lengths: Sequence[int], steps: int) -> int:
-    """Return the steps of the tuning before the reading "tuned", by default MIN_TUNE_STEPS or
-    TUNE_FRACTION of the steps; 0 for no such reading, as where nothing is longer than in training.
+    """Return the steps of the tuning before the reading "tuned"; 0 for no such reading.
 
-    Raises: ValueError for a tuning that has nothing longer to read, or of another objective.
+    By default it is the larger of MIN_TUNE_STEPS and TUNE_FRACTION of `steps`, or 0 where no test
+    length is above the training length, and for another objective than CAUSAL.
+
+    lengths: the training length, then the longer test lengths. steps: of the training.
+    Raises: ValueError if steps are asked for where the default is 0.
     """
     nothing_is_longer = len(lengths) == 1
     if options.tune_steps is None:

@@ -1,7 +1,7 @@
 """The published trials: a row for each, kept as lines of JSON, and the studies that they make.
 
 Each file of rows is a study: of one text, or of tasks. If its learning rates were chosen, the rows
-of the trials that chose them are in a file of the same name with RATES_SUFFIX.
+of the trials that chose them are in a file of the same name with RATES_SUFFIX at its end.
 """
 
 from collections import Counter
@@ -20,7 +20,8 @@ from posenc.files.sealed_json import Record
 from posenc.report.report import join_names
 
 RATES_SUFFIX = "_rates"
-"""Ends the name of a file with the trials that chose the learning rates of another file's."""
+"""Ends the name, without .jsonl, of a file with the trials that chose another file's learning
+rates."""
 
 
 @dataclass(frozen=True)

@@ -242,8 +242,12 @@ def _require_one_original_length(config: Mapping[str, Any], meaning: Meaning, re
 
 
 def _require_no_guessed_base(config: Mapping[str, Any], meaning: Meaning, refused: str) -> None:
-    """Raise ValueError for a kind of layers whose base is the default of a class that has one for
-    all kinds, where the file states another base: the copy would say a guess for its author."""
+    """Raise ValueError if the file states a base and transformers 5 takes another one for a kind of
+    layers, the default of its class, although the class has the same default for all kinds. Which
+    of the two its author meant is a guess, so that a copy may state neither.
+
+    refused: what is not done, for the message.
+    """
     nested = meaning.model.modern.dicts_by_kind or {}
     if len({p["rope_theta"] for p in nested.values() if p}) != 1:
         return  # such a class has a base of its own for each kind
@@ -452,9 +456,14 @@ def _advice_to_convert_first(source: Source, meaning: Meaning, named: tuple[str,
 
 
 def fix_gguf(source: Source, out: Path, like: Path | None) -> FixedGguf:
-    """Write a copy of a GGUF file.
+    """Write a copy of a GGUF file whose keys and tensors for positions are rewritten, so that
+    llama.cpp computes what is meant. Return what was changed, and on which guesses that rests.
 
-    like: the config whose positions it is to have; None for what the file's own keys mean.
+    like: the config whose positions the copy is to have; None for what the file's own keys mean.
+
+    Raises: ValueError where `like` is a GGUF file, the meaning is unclear or depends on the length,
+    keys and tensors of the architecture cannot express it, or `out` exists. Nothing is then
+    written.
     """
     meta = source.metadata
     assert meta is not None

@@ -201,6 +201,7 @@ def _lowest_and_highest_distance(
     low = -rows if causal else shift + 1 - kv_len
     # From the last query to the first key.
     high = max(low, shift + q_len - 1)
+    # Distances beyond an end have its vector.
     if ends is not None:
         low = min(max(low, ends[0]), ends[1])
         high = min(max(high, ends[0]), ends[1])
@@ -307,7 +308,8 @@ class ProductsByDistance(Term):
         return ready
 
     def _has_at_most_one_vector_per_query(self, rows: int) -> bool:
-        """Return True if one block has all queries, and more queries than there are vectors."""
+        """Return True if one block, of `rows` queries, has all queries, and the table has no more
+        vectors, from the one end to the other, than there are queries."""
         if torch.compiler.is_compiling() or self.ends is None:  # a graph must not depend on lengths
             return False
         low, high = self.ends

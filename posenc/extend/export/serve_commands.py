@@ -37,10 +37,11 @@ KEYS_BY_RUNTIME = {
 
 @dataclass(frozen=True)
 class Export:
-    """Describe an exported folder.
+    """Hold what commands that serve an exported folder are made from. The folder is the checkpoint
+    that posenc extend writes, of a model that was made to read longer texts.
 
     folder: its path while it is written.
-    name: its final name.
+    name: the name that the folder has when it is complete.
     method: the method of extending, in words.
     trained_length: tokens that the original reads.
     new_length: tokens that the export reads.

@@ -122,12 +122,15 @@ StepEffect = Callable[..., Tensor]
 
 
 class _FarPositions(NamedTuple):
-    """Up to how many positions a module is right, and how wrong it is beyond.
+    """What was found when a module was called with more and more positions, up to at least the
+    number that it claims.
 
-    right_to: the largest number of positions tried that was right. worst: the largest error among
-    the numbers tried up to the claimed one, NaN if one is. wrong_at: the first number at which that
-    error is too large; None if it is allowed. refusal: why a call up to the claimed number failed,
-    or "".
+    right_to: the largest number of positions tried at which its error was allowed; 0 for none.
+    worst: the largest error, in radians, at the numbers tried up to the claimed one; NaN if one is
+        NaN.
+    wrong_at: the first number, up to the claimed one, at which the error is too large; None for
+        none.
+    refusal: why a call with at most the claimed number failed, which ended the trials; "" for none.
     """
 
     right_to: int
@@ -176,8 +179,12 @@ def judge_far_positions(subject: Subject) -> CheckResult:
 
 
 def _describe_far_positions(far: _FarPositions, claimed: int, *, is_stated: bool) -> str:
-    """Return up to where a module is right, and either how wrong it is at the first number of
-    positions where it is wrong, or its largest error up to the claimed number."""
+    """Return a line of text on far positions: up to how many a module is right; what it claims; and
+    its error, at the first number of positions that is wrong, or the largest up to the claim.
+
+    claimed: number of positions that the module states, or if not `is_stated`, to which it is
+        judged.
+    """
     and_more = " and more" if far.right_to == _FARTHEST_TRIED else ""
     limit = f"states {claimed:,}" if is_stated else f"states no limit, judged to {claimed:,}"
     where = "up to there" if far.wrong_at is None else f"at {far.wrong_at:,}"

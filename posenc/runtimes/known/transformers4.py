@@ -141,10 +141,11 @@ def scaling_of(model: Model) -> dict[str, Any] | None:
 
 
 def _scaling_in_config(model: Model) -> Mapping[str, Any] | None:
-    """Return the file's rope_scaling, else the class's; None where there is none.
+    """Return the dict rope_scaling of the file, or if the file lacks the key, the default of its
+    class; None where neither is a dict. Null in the file means the class's default only in a class
+    that reads keys of the dict without looking whether there is one.
 
-    Raises: RefusedError where there is none, or what stands there is no dict, and the class looks
-    into it in any case.
+    Raises: RefusedError where there is no dict, and the class is of that kind.
     """
     facts = _facts_of(model)
     own = facts.own_dicts.get("all")

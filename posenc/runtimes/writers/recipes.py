@@ -86,10 +86,13 @@ def candidate_settings(meaning: Meaning, fold: bool) -> Iterator[Candidate]:
 def _candidates_where_all_layers_rotate_alike(
     meaning: Meaning, own: Parameters, fold: bool
 ) -> Iterator[Candidate]:
-    """Yield settings for a model whose layers all rotate alike, as `candidate_settings` does: those
-    that write the frequencies themselves.
+    """Yield further settings to try for a model whose layers all rotate alike: linear, if one
+    factor divides the plain frequencies of all pairs; then longrope with short = long, whose lists
+    hold any frequencies.
 
     own: the config's rope dict without keys at their defaults.
+    fold: yield also settings that leave a share of the multiplier of cos and sin to the weights of
+        q.
     """
     layer = meaning.computed.layers["all"]
     p = meaning.parameters["all"]
