@@ -40,7 +40,7 @@ from posenc.compare.results import (
 )
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.train import encoding_shape
-from posenc.encodings import ModelShape, Option, Part, create, hash_of_posenc_code, parse
+from posenc.encodings import ModelShape, Option, Part, create, parse
 from posenc.files.opening import read_file_text
 from posenc.files.sealed_json import Record
 
@@ -237,12 +237,12 @@ def _rounded(value: float) -> float:
 def trial_at(point: Point, entry: ComparedEncoding, trial: TrialConfig) -> TrialConfig:
     """Return a trial of an encoding at a point of its search."""
     text = with_options(entry.text, point.options)
-    source = entry.source if text == entry.text else hash_of_posenc_code(text)
     return replace(
         trial,
         encoding=text,
+        # Both are hashes of code: options added to the text choose no other classes.
         code=entry.code,
-        source=source,
+        source=entry.source,
         seed=0,
         lr=point.lr,
         encoding_lr=point.encoding_lr,
@@ -425,13 +425,10 @@ def with_choices(
             continue
         best = check.best
         text = best.encoding or entry.text
-        source = trial.source if text == entry.text else hash_of_posenc_code(text)
         new_labels[entry.label] = label_with_setting(entry, text)
         if text != new_labels[entry.label]:
             labels[text] = new_labels[entry.label]
-        trials.append(
-            replace(trial, encoding=text, source=source, lr=best.lr, encoding_lr=best.encoding_lr)
-        )
+        trials.append(replace(trial, encoding=text, lr=best.lr, encoding_lr=best.encoding_lr))
     used = {trial.encoding for trial in trials}
     labels = {text: label for text, label in labels.items() if text in used}
     rates = tuple(
