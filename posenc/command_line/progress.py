@@ -50,6 +50,7 @@ class Bars(Progress):
     """Show live bars on a terminal, each with a name, a remark and the time left."""
 
     def __init__(self, console: Console) -> None:
+        # No markup: rich would take brackets in a name or remark for its own.
         super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),

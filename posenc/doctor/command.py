@@ -151,6 +151,8 @@ def doctor(
         typer.echo(without_runner_commands(as_text(report)))
     else:
         print_report(report, options.as_json)
-    if code == 2:  # of --each: what it is about stands above, file by file
+    # Code 2, bad input, comes from --each alone, whose report above names the errors file by file.
+    # All commands end with code 2 by a ValueError.
+    if code == 2:
         raise ValueError("not every path can be judged; see above.")
     return code

@@ -340,6 +340,8 @@ def tune_and_export(
     into `outcome`."""
     checkpoint = run.checkpoint
     tuning = run.options.tune
+    # A model without rope settings has a table of learned positions, which is among its weights:
+    # every method that extends it changes them.
     weights_changed = tuning is not None or not checkpoint.rope_settings
     teacher = None
     if tuning is not None and tuning.distill and not checkpoint.masked:

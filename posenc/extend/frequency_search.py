@@ -207,6 +207,7 @@ class FrequencySearch:
         held_out = self.windows  # where one or two windows are all that there is
         if num_held_out:
             held_out = Windows(windows.tokens[-num_held_out:], windows.documents[-num_held_out:])
+        # All genomes with a score, also from a run before: it need not be computed again.
         self.scored: dict[str, ScoredGenome] = {}
         if state is not None:
             self.identity = identity_of_run(
@@ -218,12 +219,18 @@ class FrequencySearch:
                 scoring=(SHORT_WEIGHT, FIRST_SCORE_MARGIN, SEED_METHODS, BANDED_METHODS),
             )
             saved = read_sealed(state, self.identity) or {"tried": []}
-            for factors, temperature, *scores in saved["tried"]:
+            # As _save_scores wrote them, with None for infinity.
+            for factors, temperature, score, first_score in saved["tried"]:
                 genome = Genome(tuple(factors), temperature)
-                score, first = (math.inf if s is None else s for s in scores)
-                self.scored[genome.key] = ScoredGenome(genome, score, first)
+                self.scored[genome.key] = ScoredGenome(
+                    genome,
+                    math.inf if score is None else score,
+                    math.inf if first_score is None else first_score,
+                )
         self.scorer = GenomeScorer(reader, settings, self.windows, train_length)
         self.final_scorer = GenomeScorer(reader, settings, held_out, train_length)
+        # Those that this search has come to. Only they are parents, so that a search that goes on
+        # after a restart tries the same genomes as one without.
         self.tried: dict[str, ScoredGenome] = {}
 
     def evolve(self, num_tries: int, progress: Callable[[str, float], None]) -> SearchResult:

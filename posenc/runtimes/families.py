@@ -196,6 +196,7 @@ def _class_name_without_task(name: str) -> str:
 
     "LlamaForCausalLM" -> "llama".
     """
+    # The task follows at least one letter, so that a name that is nothing else stays whole.
     return letters_and_digits(re.split(r"(?<=.)(?:For[A-Z]|LMHead|Model$|TextModel$)", name)[0])
 
 

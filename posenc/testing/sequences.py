@@ -217,7 +217,9 @@ def results_after_shift(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
         shift = limit // 2
     elif limit is not None:
         shift = max(1, min(FAR_OFFSET, limit - length))
-    elif axes == 1:  # beyond the training length: maps act there
+    elif axes == 1:
+        # Spread to twice the training length: encodings that map positions, as ReRoPE does, may
+        # change those beyond it only.
         positions = positions * -(-2 * shape.train_length // length)
     yield model(x, positions + shift), model(x, positions), f"shifted by {shift}"
 

@@ -221,6 +221,8 @@ class Remote:
 
     def _job(self, trial: TrialConfig) -> Job:
         """Return the job of a trial, with this command's folder or storage."""
-        trial = replace(trial, torch=str(trial.torch))  # torch's own kind of string loads torch
+        # torch.__version__ is of torch's own subclass of str: unpickling it would load torch before
+        # the job has compared its machine with this one.
+        trial = replace(trial, torch=str(trial.torch))
         url = None if self.storage is None else self.storage.url
         return Job(trial, str(self.folder), url, self.checkpoint_steps, self.here, str(Path.cwd()))

@@ -147,6 +147,8 @@ def _sentences_on_different_choices(
     if near.why_no_interval or far.why_no_interval:
         yield _sentence_on_undecided([near, far])
         return
+    # `taken` is a row of the far place. If it is only read in another way than the encoding as
+    # trained, its near losses stand under the encoding's own name.
     near_taken = judgement.places.near_row_of.get(taken or "", taken)
     far_clause = _clause_with_losses(far, taken)
     if near_taken in near.tied:

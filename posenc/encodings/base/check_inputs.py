@@ -335,11 +335,11 @@ def _has_one_for_each_token(shape: Sequence[int], batch_and_len: Sequence[int]) 
 
 
 def _wanted_shapes(batch_and_len: Sequence[int], num_axes: int) -> str:
-    """Return words for the shapes that positions may have, for an error message: "(5,) or (2, 5),
-    "."""
+    """Return words for the shapes that positions may have, with a space at the end, so that an
+    error message can go on: "(5,) or (2, 5), "."""
     *batch, length = batch_and_len
     components = f", {num_axes}" if num_axes > 1 else ""
-    flat = f"({length}{components or ','}) "
+    flat = f"({length}{components or ','}) "  # a tuple of one number has a comma
     if not batch:
         return flat
     rows = "".join(f"{size}, " for size in batch)

@@ -63,6 +63,8 @@ class RelativeLogits(PositionEncoding):
         super().__init__()
         self.num_heads = num_heads
         self.log_scaling = log_scaling
+        # log_scaling multiplies whole scores, q . k too, by a factor that grows with the query's
+        # position.
         unscaled = log_scaling is None
         self.claims = replace(
             self.claims, shift_invariant=unscaled, additive=unscaled, own_scale=not unscaled

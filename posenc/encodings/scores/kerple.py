@@ -74,6 +74,7 @@ class Kerple(DistanceBias):
 
     def term(self, q: Tokens, k: Tokens) -> PairwiseBias:
         term = super().term(q, k)
+        # The formulas repeat the class's `bias`: for a subclass with another one they are wrong.
         if self.computes_bias_of(Kerple):
             term.formulas = self._formulas
         return term

@@ -152,6 +152,8 @@ class Scaling:
             attention_factor: factor of cos and sin, for YaRN and LongRoPE; None: their formula.
         """
         assert cls.rope_type is not None
+        # attention_factor is for subclasses that override this, as LongRoPE does: the scalings
+        # built here have no such argument.
         length = training_length if cls.rope_type.has_original_length else max_length
         arguments: dict[str, Any] = {}
         for field in fields(cls):  # pyright: ignore[reportArgumentType]

@@ -97,6 +97,7 @@ def refuse_another_text(
     else:
         if cached_numbers is None:
             cached_numbers = valid[:, :num_cached].cumsum(dim=-1) - 1
+        # Either may have one row that stands for all rows of the batch.
         rows = max(len(cached_numbers), token_numbers.shape[0] if token_numbers.ndim == 2 else 1)
         numbers_of_both = [
             cached_numbers.to(ids.device).expand(rows, -1),

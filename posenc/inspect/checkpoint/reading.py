@@ -53,9 +53,8 @@ class Sentence:
         indices = [
             i
             for i, (a, b) in enumerate(self.spans)
-            if a < stop
-            and b > start
-            and a < b  # the last leaves out special tokens within the word
+            # A special token, such as one between two words, covers no character: (i, i).
+            if a < b and a < stop and b > start
         ]
         if not indices:
             raise ValueError(

@@ -73,6 +73,8 @@ class ResultReader:
                 [side.flatten(1) for side in self.rotated_sides(returned, batch, row)], -1
             )
         parts = self.tensors_of_row(returned, batch, row)
+        # For each of the parts, its axes that count positions. Readers other than of "cos and sin"
+        # and "values" take a single part.
         axes = list(self.axes.values())
         match self.meaning:
             case "bias":

@@ -368,6 +368,7 @@ def initialize_rope(
             raise RefusedError(
                 f"AssertionError: MRoPE currently only supports 3 sections, got {len(sections)}."
             )
+        # The sections say which axis of a position turns a pair. In a text all axes are equal.
         return LayerRotation(plain)
     raise RefusedError(f"ValueError: Unsupported RoPE type {kind}")
 
