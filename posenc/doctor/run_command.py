@@ -160,7 +160,7 @@ def _write_fixed_copy(case: Case, options: Options) -> tuple[Report, int]:
 
     Raises: ValueError where the file must be corrected by hand first.
     """
-    from posenc.doctor.cures.fixing import fix, fix_gguf
+    from posenc.doctor.cures.fixing import fix_config, fix_gguf
 
     assert options.out is not None
     settled: list[str] = []
@@ -192,7 +192,7 @@ def _write_fixed_copy(case: Case, options: Options) -> tuple[Report, int]:
         return {name: computed.with_stop_as_refusal for name, computed in answers.items()}
 
     who = None if options.ask is None else ask
-    copy = fix(case.source, options.out, runtimes, options.length, versions, who)
+    copy = fix_config(case.source, options.out, runtimes, options.length, versions, who)
     code = 1 if copy.recipe.cannot else 0
     return report_of_fixed_copy(options.out, copy, options.prefer, settled), code
 
@@ -358,7 +358,9 @@ def _write_adapter(options: Options) -> Report:
         assert options.out is not None
         runtimes = _runtimes_named_by_for(options)
         versions = _versions_named_by_for(options)
-        scaled = adapters.fix(folder, options.like, options.out, runtimes, options.length, versions)
+        scaled = adapters.fix_adapter(
+            folder, options.like, options.out, runtimes, options.length, versions
+        )
         return report_of_scaled_adapter(options.out, scaled.tensors, scaled.factor)
     if options.convert_layout is not None:
         assert options.out is not None

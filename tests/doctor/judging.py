@@ -40,7 +40,7 @@ def fix(source, out, named=tuple(RUNTIMES), length=None):
     """What `--fix` prints about a file that was read, and its exit code."""
     if source.metadata is not None:
         return as_text(report_of_fixed_gguf(out, fixing.fix_gguf(source, out, None))), 0
-    copy = fixing.fix(source, out, named, length)
+    copy = fixing.fix_config(source, out, named, length)
     return as_text(report_of_fixed_copy(out, copy)), int(bool(copy.recipe.cannot))
 
 

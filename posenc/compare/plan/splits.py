@@ -290,8 +290,8 @@ def _assign_files(sizes: dict[str, int], need: MinimumBytes) -> dict[str, list[S
     order = sorted(
         sizes, key=lambda name: hashlib.sha256(name.encode(errors="surrogateescape")).digest()
     )
-    largest = max(order, key=lambda name: sizes[name])
-    order.remove(largest)
+    largest_file = max(order, key=lambda name: sizes[name])
+    order.remove(largest_file)
     stretches: dict[str, list[Stretch]] = {split: [] for split in SPLITS}
     total = sum(sizes.values())
     for split in ("test", "valid"):
@@ -299,7 +299,7 @@ def _assign_files(sizes: dict[str, int], need: MinimumBytes) -> dict[str, list[S
         while order and sum(stop for _, _, stop in stretches[split]) < goal:
             name = order.pop(0)
             stretches[split].append((name, 0, sizes[name]))
-    stretches["train"] = [(name, 0, sizes[name]) for name in sorted([*order, largest])]
+    stretches["train"] = [(name, 0, sizes[name]) for name in sorted([*order, largest_file])]
     return stretches
 
 

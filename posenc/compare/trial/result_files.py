@@ -67,8 +67,10 @@ def load_results(
         try:
             result = load_result(folder, trial)
         except CorruptResult as error:
-            at = folder / trial.folder / "result.json"
-            damaged.append(f"{at} is damaged ({error}); the same posenc compare repeats it")
+            result_file = folder / trial.folder / "result.json"
+            damaged.append(
+                f"{result_file} is damaged ({error}); the same posenc compare repeats it"
+            )
             continue
         if result is not None:
             results[trial] = result

@@ -23,7 +23,7 @@ class ScaledAdapter(NamedTuple):
     factor: float
 
 
-def fix(
+def fix_adapter(
     adapter: Path,
     like: Path | None,
     out: Path,
@@ -35,7 +35,7 @@ def fix(
     return how many tensors were scaled, and by which factor.
 
     adapter: its folder. like: the folder of its model. named, length, versions: as for
-    `fixing.fix`.
+    `fixing.fix_config`.
 
     Raises: ValueError where the model is not given, or the adapter's rows cannot be scaled.
     """

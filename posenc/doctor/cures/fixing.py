@@ -95,7 +95,7 @@ class FixedCopy(NamedTuple):
     why_not_folded: str
 
 
-def fix(
+def fix_config(
     source: Source,
     out: Path,
     named: tuple[str, ...],
