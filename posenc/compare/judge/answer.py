@@ -130,7 +130,7 @@ def _sentences_on_table_rates(study: Study) -> Iterator[str]:
 
 def _sentences_on_servers(study: Study) -> Iterator[str]:
     """Yield the sentence on the servers without a decoder of the encoding to take, and on the best
-    row that all of them run."""
+    rows that all of them run, those not told apart together."""
     if not any(result.config.task == TEXT for result in study.finished):
         return
     judgement = judge(study)
@@ -142,10 +142,11 @@ def _sentences_on_servers(study: Study) -> Iterator[str]:
     without = [server for server in SERVERS if server not in servers_of(encoding)]
     if not without:
         return
-    served = (row for row in standing.order if {*without} <= {*servers_of(encoding_of[row])})
-    best_served = next(served, None)
-    gap = None if best_served is None else standing.gap(best_served)
-    yield sentences.sentence_on_servers(encoding, without, best_served, gap)
+    served = [row for row in standing.order if {*without} <= {*servers_of(encoding_of[row])}]
+    best_served = {
+        row: standing.gap(row) for row in served if (row, served[0]) not in standing.worse_pairs
+    }
+    yield sentences.sentence_on_servers(encoding, without, best_served)
 
 
 def _taken(judgement: Judgement) -> list[str]:

@@ -388,14 +388,38 @@ def sentence_on_table_rates(chosen: Mapping[str, float]) -> str:
 
 
 def sentence_on_servers(
-    encoding: str, without: Sequence[str], best_served: str | None, gap: Gap | None
+    encoding: str, without: Sequence[str], best_served: Mapping[str, Gap]
 ) -> str:
-    """Write which servers have no decoder of an encoding, and the best row that they all run with
-    its difference from the best row."""
+    """Write which servers have no decoder of an encoding, and the best rows that they all run.
+
+    best_served: differences from the first of all rows, by row: the best served row, then those
+        that are tied with it; {} if they all run none.
+    """
     missing = f"No decoder with {encoding} is known in {join_names(without)}"
-    if best_served is None or gap is None:
+    if not best_served:
         return f"{missing}."
-    return f"{missing}; of the rows that they run, {best_served} is best ({with_interval(gap)})."
+    names = list_up_to_six(best_served)
+    gaps = _gaps_in_words([*best_served.values()])
+    if len(best_served) == 1:
+        verdict = f"is best ({gaps})"
+    elif all(gap.half_width == math.inf for gap in best_served.values()):
+        verdict = f"are not told apart ({gaps})"
+    else:
+        verdict = f"are tied ({gaps})"
+    return f"{missing}; of the rows that they run, {names} {verdict}."
+
+
+def _gaps_in_words(gaps: Sequence[Gap]) -> str:
+    """Write up to three differences, and of more the lowest and the highest: `+0.30 and
+    +0.31 ± 0.06`. Half an interval that is the same for all is written once, at the end."""
+    texts = [with_interval(gap) for gap in gaps]
+    if len(texts) > 3:
+        ordered = sorted(gaps, key=lambda gap: gap.value)
+        texts = [with_interval(ordered[0]), with_interval(ordered[-1])]
+    halves = {text.partition(" ± ")[2] for text in texts}
+    if len(halves) == 1:
+        texts[:-1] = [text.partition(" ± ")[0] for text in texts[:-1]]
+    return " to ".join(texts) if len(gaps) > 3 else join_names(texts)
 
 
 def sentence_on_missing_rank(name: str, task: str, seed: int) -> str:

@@ -466,6 +466,21 @@ def test_servers_without_the_encoding_to_take_are_named_with_the_best_row_that_t
     assert "No decoder with t5 is known in vLLM, SGLang and mlx-lm." in best
 
 
+def test_rows_that_servers_run_and_that_are_not_told_apart_are_named_together():
+    text = limits(six(rope=(2.51, 2.6, 2.70), rnope_swa=(2.515, 2.6, 2.705)))
+    found = re.search(
+        r"of the rows that they run, (rope|rnope_swa) and (rope|rnope_swa) are tied "
+        r"\(\+0\.(\d\d) and \+0\.(\d\d) ± 0\.\d\d\)\.",
+        text,
+    )
+    first, second, *gaps = found.groups()
+    assert {first, second} == {"rope", "rnope_swa"} and gaps == sorted(gaps)
+    apart = limits(six(rope=(2.51, 2.6, 2.70), rnope_swa=(2.9, 3.0, 3.2)))
+    assert "of the rows that they run, rope is best (+0.2" in apart
+    one_seed = limits(six(1, rope=(2.51, 2.6, 2.70), rnope_swa=(2.9, 3.0, 3.2)))
+    assert "rope and rnope_swa are not told apart (+0.21 and +0.71)." in one_seed
+
+
 def test_rates_of_tables_that_a_search_chose_are_named():
     def with_rate(factor):
         tried = (RateTried(0.1, 2.6), RateTried(0.2, 2.5, encoding_lr=factor))
