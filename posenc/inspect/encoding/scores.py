@@ -252,7 +252,8 @@ def _tested_distances(encoding: PositionEncoding) -> list[int]:
     _LAST_NEAR_DISTANCE, then powers of two, up to FARTHEST_DISTANCE or the last position."""
     limit = FARTHEST_DISTANCE
     if encoding.claims.max_positions is not None:
-        limit = encoding.claims.max_positions - 2  # the next distance must be possible, too
+        # The next distance must be possible, too.
+        limit = min(limit, encoding.claims.max_positions - 2)
     if limit <= 0:
         return []
     first_exponent = _LAST_NEAR_DISTANCE.bit_length()  # of the first power of two beyond
