@@ -7,7 +7,7 @@ the sentences of the first are in `posenc.compare.judge.sentences`.
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median_high
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from posenc.compare.judge.judgement import (
     Judgement,
     bits_that_may_turn,
     judge,
+    moves_of_leads,
     servers_of,
     why_no_interval,
 )
@@ -248,6 +249,8 @@ class Limits:
     parameters, steps: of the models; steps is None if trials differ.
     fall_per_doubling: bits per byte that the last doubling of the steps saved; None if unknown.
     may_turn: bits of difference that another doubling may turn; None if unknown.
+    taken: the encoding of the row to take; "" if there is none.
+    moves_of_leads: by how many bits its leads moved with the last doubling, by the row behind it.
     rates_searched: each encoding has a learning rate of its own, chosen by validation. (1)
     knobs_searched: so has its own knob, the factor of its tables, RoPE's base, ALiBi's slopes or
         T5's scale. (1)
@@ -269,6 +272,8 @@ class Limits:
     steps: int | None
     fall_per_doubling: float | None
     may_turn: float | None
+    taken: str
+    moves_of_leads: Mapping[str, float]
     rates_searched: bool
     knobs_searched: bool
     has_retrieval: bool
@@ -293,6 +298,12 @@ def limits_of(study: Study) -> Limits:
         if result.parameters
     ]
     rows = rows_of(study)
+    taken = ""
+    moves: dict[str, float] = {}
+    if on_text:
+        judgement = judge(study)
+        taken = judgement.places.encoding_of.get(judgement.taken or "", "")
+        moves = moves_of_leads(study, judgement)
     return Limits(
         num_seeds=_fewest_usual_seeds(trials),
         has_text=bool(on_text),
@@ -301,6 +312,8 @@ def limits_of(study: Study) -> Limits:
         steps=steps.pop() if len(steps) == 1 else None,
         fall_per_doubling=fall_per_doubling,
         may_turn=may_turn,
+        taken=taken,
+        moves_of_leads=moves,
         rates_searched=any(check.task == TEXT for check in study.rates),
         knobs_searched=any(
             check.task == TEXT and check.plain_at is not None for check in study.rates
@@ -376,12 +389,16 @@ def _clause_on_longer_training(limits: Limits) -> str:
     if limits.fall_per_doubling is None:
         return "what longer training changes was not measured"
     still = f"the loss still falls {limits.fall_per_doubling:.2f} bits per doubling of the steps"
+    unknown = "what a full training does is not known"
+    moved = sentences.clause_on_moved_leads(limits.taken, limits.moves_of_leads)
+    if moved:
+        still = f"{still}; {moved}"
+    # Leads that fell are what another doubling may turn. Where none did, a general bound is left.
+    if any(round(move, 2) < 0 for move in limits.moves_of_leads.values()):
+        return f"{still}, and {unknown}"
     if limits.may_turn is None:
         return still
-    return (
-        f"{still}; one more doubling may move leads by {limits.may_turn:.2f}, and what a full "
-        "training does is not known"
-    )
+    return f"{still}; one more doubling may move leads by {limits.may_turn:.2f}, and {unknown}"
 
 
 def _not_tested(limits: Limits) -> list[str]:

@@ -27,6 +27,8 @@ MARGIN, and above what twice the steps may change. LEADS: all but the last. TIED
 IN_CONTENTION = 0.25
 """Bits above the lowest near loss up to which an encoding may come first with more steps: chosen.
 """
+NUM_LEADS = 4
+"""Largest number of leads whose move with the last doubling of the steps is said: chosen."""
 SAME_COST = 1.1
 """Ratio of training times up to which two encodings cost the same: chosen."""
 
@@ -400,6 +402,37 @@ def bits_that_may_turn(study: Study) -> tuple[float, float | None] | None:
     drift = DriftOfLeads(saved, near_and_far(study))
     may_turn = max(drift.usual, MARGIN) if drift.has_rivals else None
     return fmean(saved.values()), may_turn
+
+
+def moves_of_leads(study: Study, judgement: Judgement) -> dict[str, float]:
+    """Return by how many bits per byte the leads of the row to take moved with the last doubling of
+    the steps, by row: its leads over the best rows of other encodings, at most NUM_LEADS, nearest
+    first. Positive if a lead grew.
+
+    With what the doubling saved the taken encoding, and the other one,
+
+        move = saved - saved of the other
+
+    Rows that are tied with the taken one are left out, as are all where the doubling is unknown.
+    """
+    choice, standing = judgement.far, judgement.places.far
+    if choice is None:
+        choice, standing = judgement.near, judgement.places.near
+    if choice is None or standing is None or judgement.taken is None:
+        return {}
+    encoding_of = judgement.places.encoding_of
+    saved = bits_saved_by_doubling(study)
+    tied_encodings = {encoding_of[name] for name in choice.tied}
+    behind = _rows_of_other_encodings(standing, judgement.places, tied_encodings)
+    rivals = _one_of_each_encoding(behind, encoding_of)[:NUM_LEADS]
+    taken = encoding_of[judgement.taken]
+    if taken not in saved or taken not in tied_encodings:
+        return {}
+    return {
+        name: saved[taken] - saved[encoding_of[name]]
+        for name in rivals
+        if encoding_of[name] in saved
+    }
 
 
 def verdicts_of_pairs(standing: Standing) -> list[tuple[str, str, str]]:

@@ -422,6 +422,26 @@ def _gaps_in_words(gaps: Sequence[Gap]) -> str:
     return " to ".join(texts) if len(gaps) > 3 else join_names(texts)
 
 
+def clause_on_moved_leads(taken: str, moves: Mapping[str, float]) -> str:
+    """Write how the leads of the row to take moved with the last doubling of the steps; "" if none
+    moved by as much as is printed. moves: bits per byte by the row behind, positive if a lead grew.
+
+    >>> clause_on_moved_leads("t5", {"alibi": -0.03, "rope": 0.08})
+    "in the last doubling t5's leads fell by 0.03 over alibi, and grew by 0.08 over rope"
+    """
+    fell = [f"{-move:.2f} over {name}" for name, move in moves.items() if round(move, 2) < 0]
+    grew = [f"{move:.2f} over {name}" for name, move in moves.items() if round(move, 2) > 0]
+    clauses = []
+    if fell:
+        clauses.append(f"fell by {join_names(fell)}")
+    if grew:
+        clauses.append(f"grew by {join_names(grew)}")
+    if not clauses:
+        return ""
+    leads = "lead" if len(fell) + len(grew) == 1 else "leads"
+    return f"in the last doubling {taken}'s {leads} {', and '.join(clauses)}"
+
+
 def sentence_on_missing_rank(name: str, task: str, seed: int) -> str:
     """Write which trial an encoding lacks for a rank over all tasks."""
     return f"Not ranked: {name} ({task} seed {seed} is missing)."

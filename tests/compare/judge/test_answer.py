@@ -10,7 +10,7 @@ import pytest
 from posenc.compare.judge.answer import answer, answer_and_choices, conclude, limits
 from posenc.compare.page.numbers import facts_of
 from posenc.compare.reports import published_trials
-from posenc.compare.results import RateCheck, RateTried, TrialResult
+from posenc.compare.results import RateCheck, RateTried, TrainingPoint, TrialResult
 from posenc.compare.scores import PositionScore
 from posenc.tasks.registry import TEXT
 from tests.compare.judge.test_standing import RESULTS, of_tasks
@@ -557,11 +557,16 @@ def test_losses_by_position_are_far_bytes_of_an_old_run():
 def test_what_longer_training_may_turn_is_what_a_doubling_moved():
     given = study(*seeds("t5", (2, 2, 2), fall=0.1), *seeds("nope", (2.2, 2.2, 2.2), fall=0.5))
     assert (
-        "the loss still falls 0.30 bits per doubling of the steps; one more doubling may move "
-        "leads by 0.40, and what a full training does is not known." in limits(given)
+        "the loss still falls 0.30 bits per doubling of the steps; in the last doubling t5's lead "
+        "fell by 0.40 over nope, and what a full training does is not known." in limits(given)
     )
-    far = study(*seeds("t5", (2, 2, 2), fall=0.1), *seeds("nope", (3, 3, 3), fall=0.5))
-    assert "the loss still falls 0.30 bits per doubling of the steps. Not" in limits(
+    grew = study(*seeds("t5", (2, 2, 2), fall=0.5), *seeds("nope", (2.2, 2.2, 2.2), fall=0.1))
+    assert (
+        "in the last doubling t5's lead grew by 0.40 over nope; one more doubling may move leads "
+        "by 0.40, and what a full training does is not known." in limits(grew)
+    )
+    far = study(*seeds("t5", (2, 2, 2), fall=0.5), *seeds("nope", (3, 3, 3), fall=0.1))
+    assert "t5's lead grew by 0.40 over nope. Not" in limits(
         far
     )  # one that is a bit behind never comes first, and of the others nothing is said
     alike = study(*seeds("t5", (2, 2, 2), fall=0.1), *seeds("nope", (2.2, 2.2, 2.2), fall=0.1))
@@ -570,6 +575,33 @@ def test_what_longer_training_may_turn_is_what_a_doubling_moved():
     assert "what longer training changes was not measured" in limits(
         dataclasses.replace(given, results=tuple(blind))
     )
+
+
+def test_the_leads_of_the_row_to_take_are_said_with_how_the_last_doubling_moved_each():
+    falls = {"t5": 0.30, "alibi": 0.33, "rope": 0.25, "nope": 0.302}
+    curves = {}
+    for name, fall in falls.items():
+        steps = (25, 50, 100)
+        points = [TrainingPoint(n, 2, 2 + fall * (100 - n) / 50) for n in steps]
+        curves[name] = tuple(points)
+    given = study(
+        *(dataclasses.replace(r, training=curves[r.config.encoding]) for r in six().results)
+    )
+    # 31.3 % of 100 steps are step 31.3, between the first two points of a straight line.
+    seen = {
+        name: np.interp(31.3, [p.step for p in points], [p.valid for p in points])
+        - points[-1].valid
+        for name, points in curves.items()
+    }
+    fell, grew = seen["alibi"] - seen["t5"], seen["t5"] - seen["rope"]
+    assert abs(seen["nope"] - seen["t5"]) < 0.005  # not as much as is printed
+    words = (
+        f"in the last doubling t5's leads fell by {fell:.2f} over alibi, and grew by {grew:.2f} "
+        "over rope, and what a full training does is not known."
+    )
+    assert words in limits(given)
+    only_one_seed = [r for r in given.results if r.config.seed == 0]
+    assert "in the last doubling" not in limits(study(*only_one_seed))  # all of them are tied
 
 
 def test_what_longer_training_may_turn_is_measured_where_rates_were_chosen():
@@ -581,7 +613,10 @@ def test_what_longer_training_may_turn_is_measured_where_rates_were_chosen():
         )
         for name, fell in (("t5", math.log2(5) * 0.2), ("nope", math.log2(5) * 0.4))
     )
-    moved = "falls 0.30 bits per doubling of the steps; one more doubling may move leads by 0.20"
+    moved = (
+        "falls 0.30 bits per doubling of the steps; in the last doubling t5's lead fell by 0.20 "
+        "over nope"
+    )
     assert moved not in limits(given)
     assert moved in limits(dataclasses.replace(given, rates=rates))
     elsewhere = tuple(dataclasses.replace(each, task="copy") for each in rates)
