@@ -3,7 +3,7 @@ it. Its sentences stand in `sentences.py`."""
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import fmean, stdev
@@ -14,7 +14,7 @@ from posenc.compare.judge.near_far import Places, near_and_far
 from posenc.compare.judge.standing import MARGIN, Standing
 from posenc.compare.judge.summary import bits_saved_by_doubling
 from posenc.compare.results import Study
-from posenc.compare.rows import EqualTime, Row, at_equal_time, rows_by_name
+from posenc.compare.rows import EqualTime, Row, at_equal_time, row_name, rows_by_name
 from posenc.statistics.seed_intervals import Gap, significance_level
 from posenc.tasks.registry import TEXT
 
@@ -108,6 +108,9 @@ class Judgement:
     broken: the encodings that break beyond the training length when they are read as trained: by
         how many bits per byte their loss on far bytes exceeds that of the same bytes with near
         context.
+    held_in_window: those of `broken` that do not break in a window: the same difference of the same
+        weights in it, at most MARGIN.
+    window: keys that a query sees in a window; 0 if no row was read so.
     """
 
     places: Places
@@ -120,6 +123,8 @@ class Judgement:
     cost: EqualTime | None = None
     context: ContextUse | None = None
     broken: Mapping[str, float] = field(default_factory=dict)
+    held_in_window: Mapping[str, float] = field(default_factory=dict)
+    window: int = 0
 
     @property
     def choices(self) -> list[Choice]:
@@ -148,6 +153,7 @@ def judge(study: Study) -> Judgement:
     taken = _row_for_both_places(near, far, places, cost)
     by_name = rows_by_name(text)
     context = None if far is None else context_use(by_name[taken])
+    broken = _broken_encodings(by_name)
     return Judgement(
         **common,
         near=near,
@@ -155,7 +161,9 @@ def judge(study: Study) -> Judgement:
         taken=taken,
         cost=cost,
         context=context,
-        broken=_broken_encodings(by_name),
+        broken=broken,
+        held_in_window=_held_in_window(broken, by_name),
+        window=max(trial.test_window for trial in text.trials),
     )
 
 
@@ -174,6 +182,23 @@ def _broken_encodings(by_name: Mapping[str, Sequence[Row]]) -> dict[str, float]:
         if costs > max(BREAKS, use.saved.half_width):
             broken[name] = costs
     return broken
+
+
+def _held_in_window(
+    broken: Iterable[str], by_name: Mapping[str, Sequence[Row]]
+) -> dict[str, float]:
+    """Return which broken encodings hold in a window, with the bits per byte by which their loss on
+    far bytes exceeds that with near context there, at most MARGIN.
+
+    by_name: the rows of a study, with each seed.
+    """
+    held = {}
+    for name in broken:
+        rows = by_name.get(row_name(name, "window"))
+        use = context_use(rows) if rows else None
+        if use is not None and -use.saved.value <= MARGIN:
+            held[name] = -use.saved.value
+    return held
 
 
 class DriftOfLeads:

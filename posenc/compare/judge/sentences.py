@@ -63,24 +63,33 @@ def sentences_on_text(judgement: Judgement) -> Iterator[str]:
             place = with_preposition(where)
             yield f"In other windows of this text {choice.behind.name} may be ahead {place}."
     if judgement.broken and far is not None:
-        yield _sentence_on_breaking(judgement.broken, near.where, far.where)
+        yield _sentence_on_breaking(judgement, near.where, far.where)
     if judgement.context is not None and judgement.context.saved.half_width < math.inf:
         yield sentence_on_context(judgement.taken or "", judgement.context)
     if judgement.cost is not None:
         yield from _sentences_on_cost(judgement.cost, judgement, judgement.taken)
 
 
-def _sentence_on_breaking(broken: Mapping[str, float], near: str, far: str) -> str:
-    """Write which encodings break when read as trained, and by how many bits.
-
-    broken: see `Judgement`. near, far: the two places in words.
-    """
+def _sentence_on_breaking(judgement: Judgement, near: str, far: str) -> str:
+    """Write which encodings break when read as trained, by how many bits, and which of them hold in
+    a window. near, far: the two places in words."""
+    broken, held = judgement.broken, judgement.held_in_window
     names = [f"{name} (+{bits:.2f} bits)" for name, bits in broken.items()]
     verb = "breaks" if len(names) == 1 else "break"
-    return (
+    sentence = (
         f"Read as trained, {list_up_to_six(names)} {verb} beyond {near}: so much higher is the "
-        f"loss {with_preposition(far)} than on the same bytes with near context."
+        f"loss {with_preposition(far)} than on the same bytes with near context"
     )
+    if not held:
+        return f"{sentence}."
+    costs = [f"{round(bits, 2) + 0.0:+.2f}" for bits in held.values()]
+    verb = "does" if len(held) == 1 else "do"
+    if len(broken) == 1:
+        clause = f"it {verb} not ({costs[0]})"
+    else:
+        named = [f"{name} ({cost})" for name, cost in zip(held, costs, strict=True)]
+        clause = f"{list_up_to_six(named)} {verb} not"
+    return f"{sentence}; in a window of {judgement.window:,} bytes {clause}."
 
 
 def _sentence_on_too_early(near: Standing, table: ByteTable) -> str:

@@ -16,12 +16,14 @@ from posenc.compare.judge.judgement import (
     TIED,
     USE,
     DriftOfLeads,
+    Judgement,
     _broken_encodings,
+    _held_in_window,
     choose,
     judge,
     verdicts_of_pairs,
 )
-from posenc.compare.judge.near_far import far_loss, places_of
+from posenc.compare.judge.near_far import Places, far_loss, places_of
 from posenc.compare.judge.sentences import _sentence_on_breaking
 from posenc.compare.reports import published_trials
 from posenc.compare.results import Study
@@ -172,11 +174,45 @@ def test_an_encoding_breaks_where_far_context_costs_more_than_a_tenth_of_a_bit()
         worse.append((*scores[:-1], broken))
     assert _broken_encodings({"t5": good}) == {}
     assert _broken_encodings({"rope": rows_with(worse)}) == {"rope": pytest.approx(1.5)}
-    sentence = _sentence_on_breaking({"rope": 1.5}, "128 bytes", "the last 128 of 1,024 bytes")
-    assert sentence == (
-        "Read as trained, rope (+1.50 bits) breaks beyond 128 bytes: so much higher is the loss on "
-        "the last 128 of 1,024 bytes than on the same bytes with near context."
+
+
+PLACES_IN_WORDS = ("128 bytes", "the last 128 of 1,024 bytes")
+BREAKS_IN_WORDS = (
+    "Read as trained, rope (+1.50 bits) breaks beyond 128 bytes: so much higher is the loss on the "
+    "last 128 of 1,024 bytes than on the same bytes with near context"
+)
+
+
+def broken(**changed):
+    return Judgement(Places(None, None, {}, {}), **changed)
+
+
+def test_a_break_is_said_with_the_window_in_which_the_same_weights_hold():
+    alone = broken(broken={"rope": 1.5})
+    assert _sentence_on_breaking(alone, *PLACES_IN_WORDS) == f"{BREAKS_IN_WORDS}."
+    held = broken(broken={"rope": 1.5}, held_in_window={"rope": 0.0103}, window=128)
+    assert _sentence_on_breaking(held, *PLACES_IN_WORDS) == (
+        f"{BREAKS_IN_WORDS}; in a window of 128 bytes it does not (+0.01)."
     )
+    two = broken(broken={"rope": 1.5, "nope": 2.0}, held_in_window={"rope": -0.001}, window=64)
+    assert _sentence_on_breaking(two, *PLACES_IN_WORDS).endswith(
+        "; in a window of 64 bytes rope (+0.00) does not."
+    )
+
+
+@pytest.mark.parametrize(("costs", "holds"), [(0.01, True), (0.03, False), (-0.2, True)])
+def test_a_row_in_a_window_holds_where_far_bytes_cost_no_more_than_the_margin(costs, holds):
+    by_seed = []
+    for seed in (1, 2):
+        scores = scores_of_model(64, seed)
+        near = scores[-1].near_windows
+        moved = dataclasses.replace(
+            scores[-1], far=scores[-1].far_near + costs, windows=tuple(w + costs for w in near)
+        )
+        by_seed.append((*scores[:-1], moved))
+    rows = {"rope in a window": rows_with(by_seed)}
+    expected = {"rope": pytest.approx(costs)} if holds else {}
+    assert _held_in_window(["rope", "nope"], rows) == expected
 
 
 def published() -> dict[str, Study]:
