@@ -5,9 +5,10 @@ the sentences of the first are in `posenc.compare.judge.sentences`.
 """
 
 import itertools
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median_high
 from typing import NamedTuple
@@ -34,7 +35,7 @@ from posenc.compare.judge.standing import (
 )
 from posenc.compare.judge.summary import has_learned, summarise, summarise_tasks
 from posenc.compare.results import Study, with_labels
-from posenc.compare.rows import rows_by_name, rows_of
+from posenc.compare.rows import Row, row_name, rows_by_name, rows_of
 from posenc.compare.trial.config import ENCODING_LR, TrialConfig
 from posenc.report.report import join_names
 from posenc.tasks.registry import TEXT
@@ -110,11 +111,45 @@ def limits(study: Study) -> str:
     return " ".join(
         [
             *limit_sentences(limits_of(study)),
+            *_sentences_on_tunings(study),
             *_sentences_on_table_rates(study),
             *_sentences_on_servers(study),
             *_sentences_on_exclusions(study),
         ]
     )
+
+
+def _sentences_on_tunings(study: Study) -> Iterator[str]:
+    """Yield the sentence on encodings whose short tuning at length made their weights worse than
+    they are in a window without it, near or far, by more than MARGIN; nothing otherwise."""
+    by_name = rows_by_name(study)
+    not_helped = []
+    for encoding in dict.fromkeys(row.encoding for row in rows_of(study)):
+        tuned = by_name.get(row_name(encoding, "tuned"))
+        in_window = by_name.get(row_name(encoding, "window"))
+        if tuned and in_window and _is_worse(tuned, in_window):
+            not_helped.append(encoding)
+    if not_helped:
+        yield sentences.sentence_on_tunings_without_gain(not_helped)
+
+
+def _is_worse(tuned: Sequence[Row], in_window: Sequence[Row]) -> bool:
+    """Return True if the mean loss over seeds of `tuned` is higher by more than MARGIN than that of
+    `in_window`, at the training length or on far bytes."""
+    longest = max(tuned[0].trial.test_lengths)
+    near = [_mean_known(row.near.bits_per_byte for row in rows) for rows in (tuned, in_window)]
+    far = [
+        _mean_known(row.far[longest].far for row in rows if longest in row.far)
+        for rows in (tuned, in_window)
+    ]
+    # A missing loss is nan, which is higher than none.
+    return near[0] > near[1] + MARGIN or far[0] > far[1] + MARGIN
+
+
+def _mean_known(losses: Iterable[float | None]) -> float:
+    """Return the mean of the losses that are known; nan if none is."""
+    known = [bits for bits in losses if bits is not None]
+    return fmean(known) if known else math.nan
 
 
 def _sentences_on_table_rates(study: Study) -> Iterator[str]:

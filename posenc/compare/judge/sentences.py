@@ -396,6 +396,18 @@ def sentence_on_table_rates(chosen: Mapping[str, float]) -> str:
     return f"Rates of tables in multiples of the model's, without which losses differ: {rates}."
 
 
+def sentence_on_tunings_without_gain(encodings: Sequence[str]) -> str:
+    """Write of which encodings the short tuning at length did not help.
+
+    >>> sentence_on_tunings_without_gain(["rope"])
+    "rope's tuning did not help here, so a longer one is not judged."
+    """
+    if len(encodings) == 1:
+        return f"{encodings[0]}'s tuning did not help here, so a longer one is not judged."
+    names = list_up_to_six(encodings)
+    return f"The tunings of {names} did not help here, so longer ones are not judged."
+
+
 def sentence_on_servers(
     encoding: str, without: Sequence[str], best_served: Mapping[str, Gap]
 ) -> str:

@@ -526,6 +526,23 @@ def test_what_was_searched_is_not_named_as_missing(plain_at, task, begin):
     assert named.startswith(begin)
 
 
+@pytest.mark.parametrize(
+    ("tuned", "is_said"),
+    [
+        ((2.515, 2.5, 2.515), False),  # by less than the margin
+        ((2.51, 2.5, 2.56), True),  # far
+        ((2.56, 2.5, 2.51), True),  # near
+        ((2.40, 2.5, 2.30), False),
+    ],
+)
+def test_a_tuning_that_made_the_weights_worse_does_not_judge_longer_ones(tuned, is_said):
+    readings = {"window": (2.51, 2.5, 2.51), "tuned": tuned}
+    rope = [result("rope", seed, (2.51, 2.9, 3.3), readings=readings) for seed in (0, 1)]
+    others = [r for r in six().results if r.config.encoding != "rope"]
+    words = "rope's tuning did not help here, so a longer one is not judged."
+    assert (words in limits(study(*others, *rope))) is is_said
+
+
 def without_far(given):
     return study(*(dataclasses.replace(r, far=(), readings=()) for r in given.results))
 
