@@ -66,16 +66,16 @@ class ShawAttention(PositionLayer):
         row: the row of the tables for each pair, (q_len, kv_len) or (batch, q_len, kv_len). query,
         key, value and mask are as in the class.
         """
-        groups = query.shape[2] // key.shape[2]
+        queries_per_key_head = query.shape[2] // key.shape[2]
         q, k, v = (
             at_least_float32(query),
-            *(ops.repeat(at_least_float32(x), groups, axis=2) for x in (key, value)),
+            *(ops.repeat(at_least_float32(x), queries_per_key_head, axis=2) for x in (key, value)),
         )
         q = q * q.shape[-1] ** -0.5
         row = row if len(row.shape) == 2 else ops.expand_dims(row, 1)
         scores = ops.einsum("bqhd,bkhd->bhqk", q, k)
-        by_row = ops.einsum("bqhd,rd->bhqr", q, at_least_float32(self.key_table))
-        scores = scores + _gather_by_row(by_row, row)
+        scores_by_row = ops.einsum("bqhd,rd->bhqr", q, at_least_float32(self.key_table))
+        scores = scores + _gather_by_row(scores_by_row, row)
         weights = masked_softmax(scores, mask)
         out = ops.einsum("bhqk,bkhd->bqhd", weights, v)
         if self.values:  # sum weights by row, without a tensor of q_len x kv_len x rows
@@ -102,15 +102,15 @@ class ShawAttention(PositionLayer):
         return self.attend(query, key, value, row, attention_mask)
 
 
-def _gather_by_row(table: Any, row: Any) -> Any:
+def _gather_by_row(table: Any, row_index: Any) -> Any:
     """Return table[..., i, row[..., i, j]] for each pair (i, j), (..., q_len, kv_len): table (...,
     q_len, rows), row (..., q_len, kv_len).
 
     take_along_axis would make torch compile once per length.
     """
-    rows, shape = table.shape[-1], ops.shape(table)[:-1]  # some are tensors under TensorFlow
-    first = ops.arange(math.prod(shape), dtype="int32") * rows
-    index = ops.reshape(first, (*shape, 1)) + ops.cast(row, "int32")
+    num_rows, shape = table.shape[-1], ops.shape(table)[:-1]  # some are tensors under TensorFlow
+    first_of_row = ops.arange(math.prod(shape), dtype="int32") * num_rows
+    index = ops.reshape(first_of_row, (*shape, 1)) + ops.cast(row_index, "int32")
     return ops.take(ops.reshape(table, (-1,)), index)
 
 
@@ -198,8 +198,12 @@ class PositionAwareAttention(PositionLayer):
                 f"{embed_dim}, or head_dim be given."
             )
         self._head_width = embed_dim // self.num_heads if self.head_dim is None else self.head_dim
-        heads = {"q_proj": self.num_heads, "k_proj": self.num_kv_heads, "v_proj": self.num_kv_heads}
-        for name, count in heads.items():
+        num_heads_by_projection = {
+            "q_proj": self.num_heads,
+            "k_proj": self.num_kv_heads,
+            "v_proj": self.num_kv_heads,
+        }
+        for name, count in num_heads_by_projection.items():
             setattr(self, name, self._make_projection(name, count * self._head_width))
             getattr(self, name).build(x_shape if name == "q_proj" else source_shape)
         self.o_proj = self._make_projection("o_proj", embed_dim)
@@ -277,8 +281,8 @@ class PositionAwareAttention(PositionLayer):
             bias = bias if len(bias.shape) == 4 else ops.expand_dims(bias, 0)
             if getattr(self.encoding, "form", None) == "left_right":
                 # Its bias is -inf at hidden keys; those become part of the mask.
-                in_view = bias > MASKED_SCORE
-                visible = in_view if visible is None else ops.logical_and(visible, in_view)
+                is_in_view = bias > MASKED_SCORE
+                visible = is_in_view if visible is None else ops.logical_and(visible, is_in_view)
             # The dtype of q, k and v would round the bias.
             q = at_least_float32(q)
             k = at_least_float32(k)
@@ -298,8 +302,10 @@ class PositionAwareAttention(PositionLayer):
             k, v = (ops.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
         # Flash attention takes no bias. torch chooses its kernel itself, and Keras' asking for it
         # would break a compiled graph.
-        flash = None if bias is None and keras.backend.backend() != "torch" else False
-        out = ops.dot_product_attention(q, k, v, bias=bias, scale=scale, flash_attention=flash)
+        flash_attention = None if bias is None and keras.backend.backend() != "torch" else False
+        out = ops.dot_product_attention(
+            q, k, v, bias=bias, scale=scale, flash_attention=flash_attention
+        )
         if visible is not None:
             sees_some_key = ops.moveaxis(ops.any(visible, axis=-1, keepdims=True), 1, 2)
             out = ops.where(sees_some_key, out, 0.0)
@@ -327,13 +333,13 @@ class PositionAwareAttention(PositionLayer):
         if padding is not None:
             masks.append(ops.cast(padding, "bool")[:, None, None, :])
         if causal:
-            past = distances(q_positions, kv_positions) >= 0
-            masks.append(past[None, None] if len(past.shape) == 2 else past[:, None])
+            is_past = distances(q_positions, kv_positions) >= 0
+            masks.append(is_past[None, None] if len(is_past.shape) == 2 else is_past[:, None])
         return functools.reduce(ops.logical_and, masks) if masks else None
 
-    def _split_heads(self, x: Any, count: int) -> Any:
+    def _split_heads(self, x: Any, num_heads: int) -> Any:
         """Return x (batch, len, count * head_dim) as (batch, len, count, head_dim)."""
-        return ops.reshape(x, (-1, ops.shape(x)[1], count, self._head_width))
+        return ops.reshape(x, (-1, ops.shape(x)[1], num_heads, self._head_width))
 
     def compute_output_shape(self, x_shape, context_shape=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         return x_shape

@@ -109,17 +109,17 @@ class ALiBi(ScoreBias):
         return ops.convert_to_tensor(np.log(self.slopes), dtype)
 
     def bias_of_distance(self, distance: Any) -> Any:
-        signed = ops.expand_dims(ops.cast(distance, "float32"), -3)
-        slope = (
+        signed_distance = ops.expand_dims(ops.cast(distance, "float32"), -3)
+        slopes = (
             ops.exp(at_least_float32(self.log_slopes))
             if self.learned
             else ops.convert_to_tensor(self.slopes, "float32")
         )
-        bias = -slope[:, None, None] * ops.abs(signed)
+        bias = -slopes[:, None, None] * ops.abs(signed_distance)
         if self.form == "symmetric":
             return bias
         sides = ops.convert_to_tensor(self._sides, "float32")[:, None, None]
-        return ops.where(sides * signed < 0, -float("inf"), bias)
+        return ops.where(sides * signed_distance < 0, -float("inf"), bias)
 
 
 @keras.saving.register_keras_serializable(package="posenc")
@@ -163,26 +163,28 @@ class T5RelativeBias(ScoreBias):
         self._edges = t5_bucket_edges(num_buckets, max_distance, bidirectional, "T5RelativeBias")
 
     def build(self, input_shape) -> None:
-        start = keras.initializers.RandomNormal(stddev=self.init_std)
-        self.weight = self.add_float_weight("weight", (self.num_buckets, self.num_heads), start)
+        initializer = keras.initializers.RandomNormal(stddev=self.init_std)
+        self.weight = self.add_float_weight(
+            "weight", (self.num_buckets, self.num_heads), initializer
+        )
 
     def scale(self, head_dim: int) -> float:
         return 1.0 if self.unscaled else super().scale(head_dim)
 
     def bucket(self, distance: Any) -> Any:
         """Return the row of the table for each distance (positive: the past)."""
-        near = ops.abs(distance) if self.bidirectional else ops.maximum(distance, 0)
-        edges = ops.convert_to_tensor(self._edges, near.dtype)
+        unsigned_distance = ops.abs(distance) if self.bidirectional else ops.maximum(distance, 0)
+        edges = ops.convert_to_tensor(self._edges, unsigned_distance.dtype)
         # Flat: TensorFlow searches one row of edges only for one row of values.
-        bucket = ops.searchsorted(edges, ops.reshape(near, (-1,)), side="right")
-        bucket = ops.reshape(bucket, ops.shape(near))
+        bucket_index = ops.searchsorted(edges, ops.reshape(unsigned_distance, (-1,)), side="right")
+        bucket_index = ops.reshape(bucket_index, ops.shape(unsigned_distance))
         if not self.bidirectional:
-            return bucket
-        return bucket + (len(self._edges) + 1) * ops.cast(distance < 0, bucket.dtype)
+            return bucket_index
+        return bucket_index + (len(self._edges) + 1) * ops.cast(distance < 0, bucket_index.dtype)
 
     def bias_of_distance(self, distance: Any) -> Any:
-        by_row = ops.take(at_least_float32(self.weight), self.bucket(distance), axis=0)
-        return ops.moveaxis(by_row, -1, -3)
+        bias_heads_last = ops.take(at_least_float32(self.weight), self.bucket(distance), axis=0)
+        return ops.moveaxis(bias_heads_last, -1, -3)
 
 
 @keras.saving.register_keras_serializable(package="posenc")

@@ -191,7 +191,7 @@ class LearnedPositionEmbedding(PositionLayer):
     def _vectors_at(self, positions: Any) -> Any:
         """Return the vector to add at each position, (*positions.shape, embed_dim); NaN at
         positions outside of the table."""
-        inside = (positions >= 0) & (positions < self.num_usable_positions)
+        is_inside = (positions >= 0) & (positions < self.num_usable_positions)
         index = ops.clip(positions, 0, self.num_usable_positions - 1)
         weight = at_least_float32(self.weight)
         if self.growth is None:
@@ -210,7 +210,7 @@ class LearnedPositionEmbedding(PositionLayer):
             of_high_digit = ops.take(digit_vectors, index // self.max_positions, axis=0)
             of_low_digit = ops.take(digit_vectors, index % self.max_positions, axis=0)
             rows = self.alpha * of_high_digit + (1 - self.alpha) * of_low_digit
-        return ops.where(ops.expand_dims(inside, -1), rows, float("nan"))
+        return ops.where(ops.expand_dims(is_inside, -1), rows, float("nan"))
 
     def embed(self, x: Any, positions: Any, start_index: Any) -> Any:
         """Return x with the embeddings added, not yet rounded to the compute dtype. positions=None
@@ -274,8 +274,10 @@ class BertEmbedding(PositionLayer):
         self.dropout = dropout
         self.eps = eps
         if encoding is None:
-            start = keras.initializers.TruncatedNormal(stddev=init_std)
-            encoding = LearnedPositionEmbedding(512, initializer=start, dtype=self.dtype_policy)
+            initializer = keras.initializers.TruncatedNormal(stddev=init_std)
+            encoding = LearnedPositionEmbedding(
+                512, initializer=initializer, dtype=self.dtype_policy
+            )
         self.encoding = restore_layer(encoding)
         if not hasattr(self.encoding, "embed"):
             raise TypeError(
@@ -287,11 +289,13 @@ class BertEmbedding(PositionLayer):
 
     def build(self, input_shape) -> None:
         width = self.embed_dim
-        start = keras.initializers.TruncatedNormal(stddev=self.init_std)
+        initializer = keras.initializers.TruncatedNormal(stddev=self.init_std)
         shape = (self.vocab_size, width)
         self.words = self.add_float_weight("words", shape, self._draw_word_embeddings)
         if self.num_segments:
-            self.segments = self.add_float_weight("segments", (self.num_segments, width), start)
+            self.segments = self.add_float_weight(
+                "segments", (self.num_segments, width), initializer
+            )
         for layer in (self.encoding, self.norm, self.drop):
             if not layer.built:  # a loaded encoding is built already
                 layer.build((*input_shape, width))

@@ -73,8 +73,8 @@ def token_positions(name: str, length: Any, positions: Any, start_index: Any) ->
         raise ValueError(f"{name}: give positions or start_index, not both.")
     positions = ops.convert_to_tensor(positions)
     shape = tuple(positions.shape)
-    other = shape and isinstance(length, int) and shape[-1] not in (length, None)
-    if len(shape) not in (1, 2) or other:
+    has_other_length = shape and isinstance(length, int) and shape[-1] not in (length, None)
+    if len(shape) not in (1, 2) or has_other_length:
         raise ValueError(
             f"{name}: positions must be (len) or (batch, len) with len {length}, got shape {shape}."
         )
@@ -104,14 +104,14 @@ def numbers_if_readable(positions: Any) -> np.ndarray | None:
     if backend == "jax":
         from jax.core import Tracer
 
-        traced = isinstance(positions, Tracer)
+        is_traced = isinstance(positions, Tracer)
     elif backend == "torch":
         import torch
 
-        traced = torch.compiler.is_compiling()
+        is_traced = torch.compiler.is_compiling()
     else:
-        traced = not hasattr(positions, "numpy")
-    return None if traced else ops.convert_to_numpy(positions)
+        is_traced = not hasattr(positions, "numpy")
+    return None if is_traced else ops.convert_to_numpy(positions)
 
 
 def distances(q_positions: Any, kv_positions: Any) -> Any:
@@ -172,11 +172,11 @@ class Int32Frequencies:
         positions = ops.expand_dims(ops.convert_to_tensor(positions), -1)
         fraction_radians = None
         if "float" in str(positions.dtype):
-            whole = ops.floor(positions)
-            fraction_radians = ops.cast(positions - whole, "float32") * ops.convert_to_tensor(
-                self.radians, "float32"
-            )
-            positions = whole
+            whole_positions = ops.floor(positions)
+            fraction_radians = ops.cast(
+                positions - whole_positions, "float32"
+            ) * ops.convert_to_tensor(self.radians, "float32")
+            positions = whole_positions
         phase = self._whole_phase(ops.cast(positions, "int32"))
         # The nearest quarter turn; the rest is at most an eighth of a turn.
         quarter = ops.right_shift(phase + QUARTER_TURN // 2, PHASE_BITS - 2)
@@ -184,10 +184,10 @@ class Int32Frequencies:
             phase - ops.left_shift(quarter, PHASE_BITS - 2), fraction_radians
         )
         # A turn by a quarter maps (cos, sin) to (-sin, cos), one by a half to (-cos, -sin).
-        odd = ops.bitwise_and(quarter, 1) == 1
-        half = ops.bitwise_and(quarter, 2) == 2
-        cos, sin = ops.where(odd, -sin, cos), ops.where(odd, cos, sin)
-        sign = ops.where(half, -factor, factor)
+        is_odd = ops.bitwise_and(quarter, 1) == 1
+        is_turned_by_half = ops.bitwise_and(quarter, 2) == 2
+        cos, sin = ops.where(is_odd, -sin, cos), ops.where(is_odd, cos, sin)
+        sign = ops.where(is_turned_by_half, -factor, factor)
         return cos * sign, sin * sign
 
     def _whole_phase(self, positions: Any) -> Any:
@@ -213,10 +213,10 @@ def _cos_sin_of_rest(rest: Any, fraction: Any) -> tuple[Any, Any]:
     of a turn, plus `fraction` in radians, None for 0."""
     coarse = ops.cast(ops.right_shift(rest, FINE_BITS), "float32")
     fine = ops.cast(ops.bitwise_and(rest, (1 << FINE_BITS) - 1), "float32")
-    small = coarse * (_RADIANS_PER_COARSE_STEP - _ROUNDED_RADIANS_PER_COARSE_STEP) + fine * (
+    small_angle = coarse * (_RADIANS_PER_COARSE_STEP - _ROUNDED_RADIANS_PER_COARSE_STEP) + fine * (
         _RADIANS_PER_COARSE_STEP / (1 << FINE_BITS)
     )
     if fraction is not None:
-        small = small + fraction
-    angle = coarse * _ROUNDED_RADIANS_PER_COARSE_STEP + small
+        small_angle = small_angle + fraction
+    angle = coarse * _ROUNDED_RADIANS_PER_COARSE_STEP + small_angle
     return ops.cos(angle), ops.sin(angle)

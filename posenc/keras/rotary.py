@@ -87,9 +87,9 @@ class RotaryEmbedding(PositionLayer):
         cos, sin = frequencies.cos_sin(positions, factor)
         if self._unscaled is None or self.scaling is None:
             return cos, sin
-        exempt = ops.expand_dims(positions < self.scaling.exempt_tokens, -1)
+        is_exempt = ops.expand_dims(positions < self.scaling.exempt_tokens, -1)
         unscaled_cos, unscaled_sin = self._unscaled.cos_sin(positions)
-        return ops.where(exempt, unscaled_cos, cos), ops.where(exempt, unscaled_sin, sin)
+        return ops.where(is_exempt, unscaled_cos, cos), ops.where(is_exempt, unscaled_sin, sin)
 
     def rotate(self, x: Any, cos: Any, sin: Any) -> Any:
         """Return x rotated by the tables that `cos_sin` returned for its tokens, rounded to the

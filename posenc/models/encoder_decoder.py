@@ -271,27 +271,28 @@ class ConditionedDecoder:
         """Return the source as a Context for `batch` rows of tokens. Each of its rows is repeated
         for the consecutive rows of tokens that share it. Raise ValueError if `batch` is no multiple
         of the number of sources."""
-        rows = self.source_hidden.shape[0]
-        if batch % rows:
+        num_rows = self.source_hidden.shape[0]
+        if batch % num_rows:
             raise ValueError(
-                f"EncoderDecoder: the rows of tokens must be a multiple of the source's {rows}, "
-                f"got {batch}."
+                f"EncoderDecoder: the rows of tokens must be a multiple of the source's "
+                f"{num_rows}, got {batch}."
             )
 
         def repeat_rows(t: Tensor) -> Tensor:
             """Return t with each row repeated for the consecutive rows of tokens that share the
             source."""
-            return t if batch == rows else t.repeat_interleave(batch // rows, dim=0)
+            return t if batch == num_rows else t.repeat_interleave(batch // num_rows, dim=0)
 
-        axes = self.model.encoder.encoding.claims.num_axes
-        cross = self.model.cross_encoding
+        num_axes = self.model.encoder.encoding.claims.num_axes
+        cross_encoding = self.model.cross_encoding
         positions = self.source_positions
-        if not cross.claims.places:  # nothing reads them, and they may have other components
-            positions = default_positions(self.source_hidden, 0, cross)
+        if not cross_encoding.claims.places:
+            # Nothing reads them, and they may have other components.
+            positions = default_positions(self.source_hidden, 0, cross_encoding)
         # Positions without a batch are those of all rows.
-        elif isinstance(positions, Tensor) and positions.ndim != (1 if axes == 1 else 2):
+        elif isinstance(positions, Tensor) and positions.ndim != (1 if num_axes == 1 else 2):
             positions = repeat_rows(positions)
         mask = None
         if self.source_valid is not None:
             mask = masks.padding(repeat_rows(self.source_valid))
-        return Context(repeat_rows(self.source_hidden), positions, mask, cross)
+        return Context(repeat_rows(self.source_hidden), positions, mask, cross_encoding)

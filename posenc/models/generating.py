@@ -101,22 +101,22 @@ def _sample_tokens(
     """Return the prompts with up to max_new_tokens tokens appended, each sampled, or the likeliest
     one if the temperature is 0. A row that has its stop_token is filled with it."""
     tokens = state.tokens
-    done = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
+    is_done = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
     for _ in range(max_new_tokens):
         if temperature == 0:
-            chosen = state.logits.argmax(-1)
+            chosen_tokens = state.logits.argmax(-1)
         else:
             # At most 0, so that a division by a low temperature does not overflow.
             shifted = state.logits - state.logits.amax(-1, keepdim=True)
             probabilities = _hide_unlikely_tokens(shifted / temperature, top_k, top_p).softmax(-1)
-            chosen = torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+            chosen_tokens = torch.multinomial(probabilities, 1, generator=generator)[:, 0]
         if stop_token is not None:
-            chosen = chosen.masked_fill(done, stop_token)
-            done = done | (chosen == stop_token)
-        tokens = torch.cat([tokens, chosen[:, None]], dim=1)
-        if stop_token is not None and done.all():
+            chosen_tokens = chosen_tokens.masked_fill(is_done, stop_token)
+            is_done = is_done | (chosen_tokens == stop_token)
+        tokens = torch.cat([tokens, chosen_tokens[:, None]], dim=1)
+        if stop_token is not None and is_done.all():
             break
-        state.append(chosen)
+        state.append(chosen_tokens)
     return tokens
 
 
@@ -172,26 +172,26 @@ def _beam_search(
     max_new_tokens: int,
     num_beams: int,
     length_penalty: float,
-    stop: int | None,
+    stop_token: int | None,
 ) -> Tensor:
     """Return the prompts, each followed by its best continuation, by the rules of transformers with
     early_stopping=False.
 
     In each step the num_beams likeliest unfinished continuations of each row are extended. They are
-    `tokens`, with log-probabilities `scores`; finished ones are `ended`, with length-penalised
-    log-probabilities `ended_scores`. Both have num_beams for each row. A row is finished as soon as
-    its best unfinished continuation scores no more than its worst finished one.
+    `tokens`, with log-probabilities `scores`; finished ones are `ended_tokens`, with
+    length-penalised log-probabilities `ended_scores`. Both have num_beams for each row. A row is
+    finished as soon as its best unfinished continuation scores no more than its worst finished one.
 
-    stop: token that ends a continuation; None for none, so that all have max_new_tokens.
+    stop_token: token that ends a continuation; None for none, so that all have max_new_tokens.
     """
     batch = state.tokens.shape[0]
     device = state.tokens.device
     # (batch, 1), to index beams of each row
     row_index = torch.arange(batch, device=device)[:, None]
     state.reorder(row_index.expand(-1, num_beams).flatten())
-    stop = -1 if stop is None else stop  # no token is -1
+    stop_token = -1 if stop_token is None else stop_token  # no token is -1
     tokens = state.tokens[:, None].expand(-1, num_beams, -1)
-    ended = tokens
+    ended_tokens = tokens
     # All beams of a row start equal, so only the first is extended in the first step.
     scores = torch.full((batch, num_beams), -torch.inf, device=device)
     ended_scores = scores.clone()
@@ -203,40 +203,42 @@ def _beam_search(
         # Twice as many as are kept: each beam may end with its likeliest token.
         totals = (scores[..., None] + log_probabilities).flatten(1)
         totals, index = totals.topk(min(2 * num_beams, totals.shape[1]))
-        beam = index // vocab_size
-        chosen = index % vocab_size
-        extended = torch.cat([tokens[row_index, beam], chosen[..., None]], dim=-1)
-        is_end = (chosen == stop) | (step == max_new_tokens)
+        beam_index = index // vocab_size
+        chosen_tokens = index % vocab_size
+        extended_tokens = torch.cat(
+            [tokens[row_index, beam_index], chosen_tokens[..., None]], dim=-1
+        )
+        is_end = (chosen_tokens == stop_token) | (step == max_new_tokens)
 
         # Finished: one counts only if it is among the num_beams likeliest of a row in search.
         is_counted = is_end & is_searched
         is_counted[:, num_beams:] = False
-        finished = (totals / step**length_penalty).masked_fill(~is_counted, -torch.inf)
-        ended_scores, place = torch.cat([ended_scores, finished], dim=1).topk(num_beams)
-        padded = nn.functional.pad(ended, (0, 1), value=stop)
-        ended = torch.cat([padded, extended], 1)[row_index, place]
+        finished_scores = (totals / step**length_penalty).masked_fill(~is_counted, -torch.inf)
+        ended_scores, kept_index = torch.cat([ended_scores, finished_scores], dim=1).topk(num_beams)
+        padded_tokens = nn.functional.pad(ended_tokens, (0, 1), value=stop_token)
+        ended_tokens = torch.cat([padded_tokens, extended_tokens], 1)[row_index, kept_index]
 
         # Unfinished: the likeliest that do not end.
-        scores, place = totals.masked_fill(is_end, -torch.inf).topk(num_beams)
-        tokens = extended[row_index, place]
+        scores, kept_index = totals.masked_fill(is_end, -torch.inf).topk(num_beams)
+        tokens = extended_tokens[row_index, kept_index]
         is_searched = is_searched & (scores[:, :1] / step**length_penalty > ended_scores[:, -1:])
         if not is_searched.any():
             break
         # The caches have a row for each beam: those of the beams that were extended go on.
-        state.reorder((beam.gather(1, place) + row_index * num_beams).flatten())
+        state.reorder((beam_index.gather(1, kept_index) + row_index * num_beams).flatten())
         state.append(tokens[..., -1].flatten())
-    return ended[:, 0]  # topk sorts: the best is first
+    return ended_tokens[:, 0]  # topk sorts: the best is first
 
 
 def _hide_unlikely_tokens(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
     """Return the logits (batch, vocab) with -inf for tokens that are not among the top_k likeliest,
     or not among the likeliest with total probability top_p; None sets no limit."""
     if top_k is not None:
-        least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
+        smallest_kept = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
     if top_p is not None:
-        values, token_order = logits.sort(descending=True)
-        probabilities = values.softmax(-1)
+        sorted_logits, token_order = logits.sort(descending=True)
+        probabilities = sorted_logits.softmax(-1)
         # A token stays if the likelier ones together are below top_p; the first always stays.
         is_hidden = probabilities.cumsum(-1) - probabilities >= top_p
         # From the order of probabilities back to that of tokens.

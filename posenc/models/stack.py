@@ -69,8 +69,8 @@ class FeedForward(nn.Module):
         bias = config.ffn_bias
         assert ffn_dim is not None  # DecoderConfig replaces None
         self.activation = config.activation
-        gated = config.activation == "swiglu"
-        self.gate_proj = nn.Linear(embed_dim, ffn_dim, bias=bias) if gated else None
+        is_gated = config.activation == "swiglu"
+        self.gate_proj = nn.Linear(embed_dim, ffn_dim, bias=bias) if is_gated else None
         self.up_proj = nn.Linear(embed_dim, ffn_dim, bias=bias)
         self.down_proj = nn.Linear(ffn_dim, embed_dim, bias=bias)
 
@@ -80,8 +80,8 @@ class FeedForward(nn.Module):
         hidden = self.up_proj(x)
         if self.activation == "relu":
             return self.down_proj(F.relu(hidden))
-        form = "tanh" if self.activation == "gelu_tanh" else "none"
-        return self.down_proj(F.gelu(hidden, approximate=form))
+        approximation = "tanh" if self.activation == "gelu_tanh" else "none"
+        return self.down_proj(F.gelu(hidden, approximate=approximation))
 
 
 @dataclass(frozen=True)
@@ -287,11 +287,11 @@ def default_positions(
         positions = consecutive_positions(num_cached, tokens.shape[1], tokens.device)
     else:
         positions = positions_from_mask(valid, start=num_cached)
-    axes = encoding.claims.num_axes
-    if axes == 1:
+    num_axes = encoding.claims.num_axes
+    if num_axes == 1:
         return positions
     positions = as_tensor(positions, tokens.device)[..., None]
-    return positions.expand(*positions.shape[:-1], axes).contiguous()
+    return positions.expand(*positions.shape[:-1], num_axes).contiguous()
 
 
 def bind_mask(

@@ -208,8 +208,8 @@ class MultiheadAttention(nn.MultiheadAttention):
 
         sizes: batch, num_heads, q_len, kv_len.
         """
-        run = as_range(positions)
-        positions_follow_order = run is not None and run == as_range(key_positions)
+        q_range = as_range(positions)
+        positions_follow_order = q_range is not None and q_range == as_range(key_positions)
         mask = mask_from_torch(
             attn_mask, key_padding_mask, sizes, is_causal, positions_follow_order
         )
@@ -240,10 +240,10 @@ def _positions_without_padding(x: Tensor, padding: Tensor | None) -> Tensor | ra
     without counting padding. padding: (batch, len), True or -inf for padding; None for none."""
     if padding is None:
         return consecutive_positions(0, x.shape[1], x.device)
-    real = padding == 0 if padding.is_floating_point() else ~padding
-    if bool(real.all()):
+    is_real = padding == 0 if padding.is_floating_point() else ~padding
+    if bool(is_real.all()):
         return consecutive_positions(0, x.shape[1], x.device)
-    return positions_from_mask(real)
+    return positions_from_mask(is_real)
 
 
 def mask_from_torch(
@@ -266,8 +266,8 @@ def mask_from_torch(
     if is_causal:
         if q_len != kv_len:
             raise ValueError(f"is_causal needs as many queries as keys, got {q_len} and {kv_len}.")
-        by_index = Mask(lambda pairs: pairs.q_idx >= pairs.kv_idx, separates_documents=False)
-        parts.append(causal if positions_follow_order else by_index)
+        causal_by_index = Mask(lambda pairs: pairs.q_idx >= pairs.kv_idx, separates_documents=False)
+        parts.append(causal if positions_follow_order else causal_by_index)
     elif attn_mask is not None:
         parts.append(_mask_from_attn_mask(attn_mask, sizes))
     if key_padding_mask is not None:
@@ -285,16 +285,16 @@ def mask_from_torch(
 def _mask_from_attn_mask(attn_mask: Tensor, sizes: tuple[int, int, int, int]) -> Mask:
     """Return attn_mask (q_len, kv_len) or (batch * num_heads, q_len, kv_len), in which True or -inf
     hides a key, as a Mask. sizes: batch, num_heads, q_len, kv_len."""
-    batch, heads, q_len, kv_len = sizes
+    batch, num_heads, q_len, kv_len = sizes
     visible = ~_hidden_keys("attn_mask", attn_mask)
     if visible.shape == (q_len, kv_len):
         return Mask(lambda pairs: visible[pairs.q_idx, pairs.kv_idx])
-    if visible.shape != (batch * heads, q_len, kv_len):
+    if visible.shape != (batch * num_heads, q_len, kv_len):
         raise ValueError(
-            f"attn_mask must be ({q_len}, {kv_len}) or ({batch * heads}, {q_len}, {kv_len}), "
+            f"attn_mask must be ({q_len}, {kv_len}) or ({batch * num_heads}, {q_len}, {kv_len}), "
             f"got {tuple(attn_mask.shape)}."
         )
-    visible_by_head = visible.view(batch, heads, q_len, kv_len)
+    visible_by_head = visible.view(batch, num_heads, q_len, kv_len)
     return Mask(lambda pairs: visible_by_head[pairs.batch, pairs.head, pairs.q_idx, pairs.kv_idx])
 
 
@@ -307,13 +307,13 @@ def _hidden_keys(name: str, mask: Tensor) -> Tensor:
         return mask
     if not mask.is_floating_point():
         raise ValueError(f"{name} must be bool or float, got {mask.dtype}.")
-    hidden = mask == -torch.inf
-    if not bool((hidden | (mask == 0)).all()):
+    is_hidden = mask == -torch.inf
+    if not bool((is_hidden | (mask == 0)).all()):
         raise ValueError(
             f"{name} has numbers other than 0 and -inf: a bias, which would be lost. Pass it as an "
             "encoding, such as posenc.DistanceBias."
         )
-    return hidden
+    return is_hidden
 
 
 class TransformerEncoderLayer(nn.TransformerEncoderLayer):

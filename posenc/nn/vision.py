@@ -35,8 +35,8 @@ class _GridPositions:
         """Return the position of each token, (len, 2): (row, column), or its coordinates from -1 to
         1 if `normalized`. Class tokens get NaN."""
         height, width = self.patch_embed.grid_size
-        make = normalized_grid if self.normalized else grid
-        return make(height, width, class_tokens=self.num_class_tokens, device=device)
+        make_grid = normalized_grid if self.normalized else grid
+        return make_grid(height, width, class_tokens=self.num_class_tokens, device=device)
 
 
 class VisionAttention(nn.Module):
@@ -197,13 +197,15 @@ def _build_attention(
     """Return the attention that replaces that of a block. Raise TypeError or ValueError if the
     encoding reads positions and the model's tokens have no fixed ones."""
     replacement = VisionAttention(block.attn, encoding, positions)
-    several_axes = encoding.claims.num_axes > 1
-    ignores_places = type(encoding) is PositionEncoding and not several_axes
+    has_several_axes = encoding.claims.num_axes > 1
+    ignores_places = type(encoding) is PositionEncoding and not has_several_axes
     if not ignores_places:
         _check_token_places(model, encoding, positions)
-    if several_axes and positions is None:
-        normalized = encoding.claims.coordinates == "normalized"
-        replacement._grid = _GridPositions(model.patch_embed, model.num_prefix_tokens, normalized)
+    if has_several_axes and positions is None:
+        is_normalized = encoding.claims.coordinates == "normalized"
+        replacement._grid = _GridPositions(
+            model.patch_embed, model.num_prefix_tokens, is_normalized
+        )
     return replacement
 
 
@@ -213,14 +215,14 @@ def _difference_from_timm(attention: Any) -> str:
     for name in ("qkv", "proj", "num_heads", "scale"):
         if getattr(attention, name, None) is None:
             return f"without {name}"
-    ours = ("encoding",) if isinstance(attention, VisionAttention) else ()
+    own_modules = ("encoding",) if isinstance(attention, VisionAttention) else ()
     for name, _ in attention.named_children():
-        if name not in (*_SUBMODULES, *ours):
+        if name not in (*_SUBMODULES, *own_modules):
             return f"with {name}"
     for name in inspect.signature(type(attention).forward).parameters:
         if name not in _FORWARD_ARGUMENTS:
-            why = ": it rotates queries and keys itself" if name == "rope" else ""
-            return f"whose forward takes {name}{why}"
+            reason = ": it rotates queries and keys itself" if name == "rope" else ""
+            return f"whose forward takes {name}{reason}"
     dropout = getattr(attention, "attn_drop", None)
     if not isinstance(dropout, nn.Dropout | nn.Identity | None):
         return f"whose attn_drop is a {type(dropout).__name__}"
@@ -242,7 +244,7 @@ def _check_computes_same(attention: nn.Module, replacement: VisionAttention) -> 
         return
     x = torch.randn(1, 5, width, generator=torch.Generator().manual_seed(0)).to(weights[0])
     name = type(attention).__name__
-    training = {module: module.training for module in attention.modules()}
+    was_training = {module: module.training for module in attention.modules()}
     attention.eval()
     replacement.eval()
     try:
@@ -254,13 +256,13 @@ def _check_computes_same(attention: nn.Module, replacement: VisionAttention) -> 
             f"timm.layers.Attention is: {' '.join(str(error).split())[:200]}"
         ) from error
     finally:
-        replacement.training = training[attention]
-        for module, before in training.items():
+        replacement.training = was_training[attention]
+        for module, before in was_training.items():
             module.training = before
     # Roundings of other kernels, in low precision more; both numbers are chosen, not derived.
     max_fraction = max(1e-3, 50 * torch.finfo(x.dtype).eps)
-    same_shape = actual.shape == expected.shape
-    if not same_shape or not _is_near(actual, expected, max_fraction):
+    has_same_shape = actual.shape == expected.shape
+    if not has_same_shape or not _is_near(actual, expected, max_fraction):
         raise ValueError(
             f"VisionAttention: a {name} has the parts of timm.layers.Attention and computes "
             "something else from them."
@@ -299,13 +301,13 @@ def _check_token_places(model: Any, encoding: PositionEncoding, positions: Tenso
             "as timm's VisionTransformer has, so the places of its tokens are unknown. Give "
             "positions=, if all its pictures have one size."
         )
-    axes = encoding.claims.num_axes
-    if axes > 2:
+    num_axes = encoding.claims.num_axes
+    if num_axes > 2:
         raise ValueError(
-            f"attach_to_vit: {type(encoding).__name__} takes {axes} components, and a patch has a "
-            "row and a column. Give positions=."
+            f"attach_to_vit: {type(encoding).__name__} takes {num_axes} components, and a patch "
+            "has a row and a column. Give positions=."
         )
-    if axes == 2 and not has_one_size:
+    if num_axes == 2 and not has_one_size:
         raise ValueError(
             f"attach_to_vit: {name} takes pictures of any size, and its attention does not see the "
             "grid of patches. Build it with dynamic_img_size=False and call its set_input_size "
@@ -319,19 +321,19 @@ def _check_explicit_positions(
     """Raise ValueError unless `positions` has the shape that the encoding reads, and a position for
     each token of the model. grid_size: (rows, columns) of patches; None: not fixed, so the number
     of positions is not checked."""
-    axes = encoding.claims.num_axes
-    wanted = f"(len, {axes})" if axes > 1 else "(len)"
-    if positions.ndim != 1 + (axes > 1) or (axes > 1 and positions.shape[-1] != axes):
+    num_axes = encoding.claims.num_axes
+    expected_shape = f"(len, {num_axes})" if num_axes > 1 else "(len)"
+    if positions.ndim != 1 + (num_axes > 1) or (num_axes > 1 and positions.shape[-1] != num_axes):
         raise ValueError(
-            f"attach_to_vit: positions for {type(encoding).__name__} must have shape {wanted}, got "
-            f"{tuple(positions.shape)}."
+            f"attach_to_vit: positions for {type(encoding).__name__} must have shape "
+            f"{expected_shape}, got {tuple(positions.shape)}."
         )
     if grid_size is None:
         return
-    needed = model.num_prefix_tokens + math.prod(grid_size)
-    if len(positions) != needed:
+    num_tokens = model.num_prefix_tokens + math.prod(grid_size)
+    if len(positions) != num_tokens:
         raise ValueError(
-            f"attach_to_vit: {type(model).__name__} has {needed} tokens, "
+            f"attach_to_vit: {type(model).__name__} has {num_tokens} tokens, "
             f"{model.num_prefix_tokens} of them before the patches; got {len(positions)} positions."
         )
 
@@ -349,14 +351,14 @@ def _mask_from_timm(attn_mask: Tensor | None, is_causal: bool) -> Mask | None:
             f"VisionAttention: attn_mask must be bool, True where a token is seen, got "
             f"{attn_mask.dtype}: numbers would be a bias, which only an encoding adds."
         )
-    seen = attn_mask.view(*(1,) * (4 - attn_mask.ndim), *attn_mask.shape)
+    mask_of_four_axes = attn_mask.view(*(1,) * (4 - attn_mask.ndim), *attn_mask.shape)
 
     def is_visible(pairs: Any) -> Tensor:
         """Return True where the mask, and with is_causal the order, shows the key to the query."""
-        batch = pairs.batch % seen.shape[0]  # 0 where one mask is for all
-        head = pairs.head % seen.shape[1]
-        rows = pairs.q_idx % seen.shape[2]
-        is_seen = seen[batch, head, rows, pairs.kv_idx]
+        batch = pairs.batch % mask_of_four_axes.shape[0]  # 0 where one mask is for all
+        head = pairs.head % mask_of_four_axes.shape[1]
+        q_idx = pairs.q_idx % mask_of_four_axes.shape[2]
+        is_seen = mask_of_four_axes[batch, head, q_idx, pairs.kv_idx]
         return is_seen & (pairs.q_idx >= pairs.kv_idx) if is_causal else is_seen
 
     return Mask(is_visible)

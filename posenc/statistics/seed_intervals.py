@@ -84,9 +84,9 @@ class PairwiseComparison:
     prior: Prior | None = None
 
     def __post_init__(self) -> None:
-        for name, seeds in self.values.items():
-            if not all(math.isfinite(value) for value in seeds.values()):
-                raise ValueError(f"{name}: expected numbers, got {list(seeds.values())}.")
+        for name, by_seed in self.values.items():
+            if not all(math.isfinite(value) for value in by_seed.values()):
+                raise ValueError(f"{name}: expected numbers, got {list(by_seed.values())}.")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -117,20 +117,23 @@ class PairwiseComparison:
         If trials are missing, it is the level of a complete study with about as many degrees of
         freedom.
         """
-        count = len(self.names)
-        if count < 2:
+        num_encodings = len(self.names)
+        if num_encodings < 2:
             return None
         # A complete study has (encodings - 1) * (seeds - 1) degrees of freedom.
-        seeds = 1 + round(self.degrees_of_freedom / (count - 1))
-        return significance_level(self.kind_of_values, count, seeds)
+        num_seeds = 1 + round(self.degrees_of_freedom / (num_encodings - 1))
+        return significance_level(self.kind_of_values, num_encodings, num_seeds)
 
     @property
     def least_significant_gap(self) -> float:
         """Return the smallest significant difference between two encodings that have all seeds; inf
         if there is none."""
-        count = max(map(len, self.values.values()), default=0)
-        # The variance of a difference of two means of `count` values is 2 / count of a value's.
-        return float(self._half_widths_of(self._pooled_variance, 2 / count)) if count else math.inf
+        num_seeds = max(map(len, self.values.values()), default=0)
+        if num_seeds == 0:
+            return math.inf
+        # The variance of a difference of two means of `num_seeds` values is 2 / num_seeds of a
+        # value's.
+        return float(self._half_widths_of(self._pooled_variance, 2 / num_seeds))
 
     @property
     def _pooled_variance(self) -> float:
@@ -146,9 +149,9 @@ class PairwiseComparison:
         """
         if self.prior is None:
             return np.asarray(variance)
-        of_prior = self.prior.degrees_of_freedom
-        total = freedom + of_prior
-        return np.asarray((freedom * variance + of_prior * self.prior.spread**2) / total)
+        prior_freedom = self.prior.degrees_of_freedom
+        total = freedom + prior_freedom
+        return np.asarray((freedom * variance + prior_freedom * self.prior.spread**2) / total)
 
     def gap(self, a: str, b: str) -> Gap:
         """Return the mean of `a` minus that of `b`, with its simultaneous confidence interval."""
@@ -163,10 +166,12 @@ class PairwiseComparison:
         where the trials do not determine the difference, see `_are_determined`, and where
         `_half_widths_of` returns inf. The diagonal has no meaning."""
         fit = self._fit
-        count = len(self.names)
+        num_encodings = len(self.names)
         # Variance factors of the differences: those of both means, less twice their covariance.
-        own_factors = np.diagonal(fit.inverse)[:count]
-        factors = own_factors[:, None] + own_factors - 2 * fit.inverse[:count, :count]
+        own_factors = np.diagonal(fit.inverse)[:num_encodings]
+        factors = (
+            own_factors[:, None] + own_factors - 2 * fit.inverse[:num_encodings, :num_encodings]
+        )
         own_variances, own_freedoms = _variances_of_differences(self.values)
         # Half of it, as a difference of two residuals has twice the variance of one.
         moderated = self._with_prior(own_variances / 2, own_freedoms)
@@ -182,13 +187,13 @@ class PairwiseComparison:
         Such a difference is a combination of trials. It lies in the row space of the design, so the
         projector on that space does not change it.
         """
-        count = len(self.names)
+        num_encodings = len(self.names)
         # What the projector changes of each encoding's effect, a column each.
-        changes = (self._projector - np.eye(len(self._projector)))[:, :count]
-        determined = np.empty((count, count), bool)
-        for i in range(count):
-            determined[i] = np.abs(changes - changes[:, i : i + 1]).max(0) < 1e-6
-        return determined
+        changes = (self._projector - np.eye(len(self._projector)))[:, :num_encodings]
+        are_determined = np.empty((num_encodings, num_encodings), bool)
+        for i in range(num_encodings):
+            are_determined[i] = np.abs(changes - changes[:, i : i + 1]).max(0) < 1e-6
+        return are_determined
 
     @cached_property
     def _projector(self) -> np.ndarray:
@@ -212,9 +217,11 @@ class PairwiseComparison:
         are_copies = max(self._fit.variance, least_variance) <= rounding_variance
         if self.level is None or are_copies:
             return np.full(np.shape(variance), math.inf)
-        freedom = self.degrees_of_freedom + (self.prior.degrees_of_freedom if self.prior else 0)
+        degrees_of_freedom = self.degrees_of_freedom + (
+            self.prior.degrees_of_freedom if self.prior else 0
+        )
         # The range is in units of one mean's standard deviation, of which a difference has sqrt(2).
-        quantile = studentized_range_quantile(self.level, len(self.names), freedom)
+        quantile = studentized_range_quantile(self.level, len(self.names), degrees_of_freedom)
         half_widths = quantile * np.sqrt(np.maximum(variance, least_variance) * factor / 2)
         return np.maximum(half_widths, SMALLEST_DIFFERENCES.get(self.kind_of_values, 0.0))
 
@@ -262,12 +269,12 @@ def group_into_tiers(
     (('t5', 'alibi'), ('rope',))
     """
     groups = []
-    left = list(order)
-    while left:
+    remaining = list(order)
+    while remaining:
         # All that are left, if each of them is worse than another one.
-        first = [b for b in left if not any((b, a) in worse for a in left)] or left
-        groups.append(tuple(first))
-        left = [name for name in left if name not in first]
+        tier = [b for b in remaining if not any((b, a) in worse for a in remaining)] or remaining
+        groups.append(tuple(tier))
+        remaining = [name for name in remaining if name not in tier]
     return tuple(groups)
 
 
@@ -294,24 +301,24 @@ def _fit_least_squares(values: Mapping[str, Mapping[int, float]]) -> _LeastSquar
     values: a number by encoding and seed; trials that did not run are missing.
     """
     seeds = sorted({seed for by_seed in values.values() for seed in by_seed})
-    count = sum(map(len, values.values()))
-    design = np.zeros((count, len(values) + len(seeds)))
-    observed = np.empty(count)
-    trial = 0
-    for encoding, by_seed in enumerate(values.values()):
+    num_trials = sum(map(len, values.values()))
+    design = np.zeros((num_trials, len(values) + len(seeds)))
+    observed = np.empty(num_trials)
+    trial_index = 0
+    for encoding_index, by_seed in enumerate(values.values()):
         for seed, value in by_seed.items():
-            design[trial, encoding] = 1
-            design[trial, len(values) + seeds.index(seed)] = 1
-            observed[trial] = value
-            trial += 1
+            design[trial_index, encoding_index] = 1
+            design[trial_index, len(values) + seeds.index(seed)] = 1
+            observed[trial_index] = value
+            trial_index += 1
     # Only differences of effects are determined, so there is no inverse but the pseudoinverse.
     inverse = np.linalg.pinv(design.T @ design, hermitian=True)
     effects = inverse @ design.T @ observed
     residuals = observed - design @ effects
-    freedom = count - int(np.linalg.matrix_rank(design))
-    variance = float(residuals @ residuals) / freedom if freedom else 0.0
+    degrees_of_freedom = num_trials - int(np.linalg.matrix_rank(design))
+    variance = float(residuals @ residuals) / degrees_of_freedom if degrees_of_freedom else 0.0
     means = effects[: len(values)] + effects[len(values) :].mean()
-    return _LeastSquaresFit(design, inverse, means, variance, freedom)
+    return _LeastSquaresFit(design, inverse, means, variance, degrees_of_freedom)
 
 
 @lru_cache(maxsize=256)
@@ -340,10 +347,13 @@ def significance_level(kind_of_values: str, num_encodings: int, num_seeds: int) 
         return TEXT_LEVEL if num_seeds > 1 else None
     table = _levels_from_file()[kind_of_values]
     most_seeds = max(seeds_in_table for _, seeds_in_table in table)
-    sizes = {encodings_in_table for encodings_in_table, _ in table}
-    size = min((size for size in sizes if size >= num_encodings), default=max(sizes))
-    level = table.get((size, min(num_seeds, most_seeds)))
-    return None if level is None else level * min(1.0, size / num_encodings)
+    numbers_in_table = {encodings_in_table for encodings_in_table, _ in table}
+    num_in_table = min(
+        (num_in_table for num_in_table in numbers_in_table if num_in_table >= num_encodings),
+        default=max(numbers_in_table),
+    )
+    level = table.get((num_in_table, min(num_seeds, most_seeds)))
+    return None if level is None else level * min(1.0, num_in_table / num_encodings)
 
 
 @lru_cache(maxsize=1)
@@ -354,6 +364,6 @@ def _levels_from_file() -> dict[str, dict[tuple[int, int], float]]:
     levels: dict[str, dict[tuple[int, int], float]] = {}
     for row in csv.DictReader(text.splitlines()):
         if row["level"]:
-            study = int(row["encodings"]), int(row["seeds"])
-            levels.setdefault(row["where"], {})[study] = float(row["level"])
+            size_of_study = int(row["encodings"]), int(row["seeds"])
+            levels.setdefault(row["where"], {})[size_of_study] = float(row["level"])
     return levels

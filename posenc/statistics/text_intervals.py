@@ -53,12 +53,12 @@ def estimate_mean(losses: np.ndarray, documents: np.ndarray) -> Estimate:
     if not num_documents:
         return Estimate(math.nan, math.nan, math.nan, 0)
     mean = float(sums.sum() / counts.sum())
-    tokens = int(counts.sum())
+    num_tokens = int(counts.sum())
     if num_documents < FEWEST_DOCUMENTS:
-        return Estimate(mean, math.nan, math.nan, tokens)
+        return Estimate(mean, math.nan, math.nan, num_tokens)
     draws = np.random.default_rng(0).integers(0, num_documents, (DOCUMENT_SAMPLES, num_documents))
     low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [2.5, 97.5])
-    return Estimate(mean, float(low), float(high), tokens)
+    return Estimate(mean, float(low), float(high), num_tokens)
 
 
 def fraction_interval(right: int, total: int) -> tuple[float, float]:
@@ -103,28 +103,31 @@ def window_gaps(
     >>> round(gap.value, 2), 0.0 < gap.half_width < 0.1
     (0.6, True)
     """
-    counts = {len(of_windows) for of_windows in losses.values()}
-    if len(counts) != 1 or len(losses) < 2 or min(counts) < FEWEST_WINDOWS:
+    window_counts = {len(of_windows) for of_windows in losses.values()}
+    if len(window_counts) != 1 or len(losses) < 2 or min(window_counts) < FEWEST_WINDOWS:
         return {}
-    (count,) = counts
+    (num_windows,) = window_counts
     pairs = [pair for pair in combinations(losses, 2) if encoding is None or encoding in pair]
     differences = np.array([np.subtract(losses[a], losses[b]) for a, b in pairs])
     means = differences.mean(1)
     random = np.random.default_rng(0)  # of a fixed seed: equal losses give equal intervals
     # Share of each window in each sample, (samples, windows); a window may be drawn repeatedly.
     window_fractions = (
-        random.multinomial(count, np.full(count, 1 / count), size=WINDOW_SAMPLES) / count
+        random.multinomial(num_windows, np.full(num_windows, 1 / num_windows), size=WINDOW_SAMPLES)
+        / num_windows
     )
     changes = window_fractions @ differences.T - means  # (samples, pairs)
     # Variance as mean square minus squared mean, which rounding may leave below 0.
     variances = (window_fractions @ (differences.T - means) ** 2 - changes**2).clip(0)
-    standard_errors = np.sqrt(variances / (count - 1))
+    standard_errors = np.sqrt(variances / (num_windows - 1))
     # A pair whose differences are all alike in a sample has no error to divide by.
     has_error = standard_errors > LARGEST_ROUNDING_DEVIATION * np.abs(differences).max()
-    largest = np.divide(
+    largest_ratios = np.divide(
         np.abs(changes), standard_errors, out=np.zeros_like(changes), where=has_error
     ).max(1)
-    half_widths = np.quantile(largest, 0.95) * differences.std(1, ddof=1) / np.sqrt(count)
+    half_widths = (
+        np.quantile(largest_ratios, 0.95) * differences.std(1, ddof=1) / np.sqrt(num_windows)
+    )
     gaps = {}
     for (a, b), mean, half_width in zip(pairs, means.tolist(), half_widths.tolist(), strict=True):
         gaps[a, b] = Gap(mean, half_width)

@@ -49,20 +49,22 @@ class FlipFlop(Task):
         )
 
     def draw_row(self, random: np.random.Generator, case: Case) -> Row:
-        count = case.length
+        num_pairs = case.length
         ignored_fraction = _IGNORE_FRACTIONS[case.variant]
-        others = (1 - ignored_fraction) / 2
-        kinds = random.choice(
-            [WRITE, READ, IGNORE], size=count, p=[others, others, ignored_fraction]
+        fraction_of_others = (1 - ignored_fraction) / 2
+        instructions = random.choice(
+            [WRITE, READ, IGNORE],
+            size=num_pairs,
+            p=[fraction_of_others, fraction_of_others, ignored_fraction],
         )
-        kinds[0] = WRITE
-        kinds[-1] = READ
-        bits = random.integers(0, 2, size=count)
-        last_write = np.maximum.accumulate(np.where(kinds == WRITE, np.arange(count), 0))
-        bits = np.where(kinds == READ, bits[last_write], bits)
-        tokens = np.stack([kinds, bits], axis=1).ravel()[:-1]
-        targets = np.full(2 * count - 1, IGNORED_TARGET, np.int64)
-        targets[::2] = np.where(kinds == READ, bits, IGNORED_TARGET)
+        instructions[0] = WRITE
+        instructions[-1] = READ
+        bits = random.integers(0, 2, size=num_pairs)
+        last_write = np.maximum.accumulate(np.where(instructions == WRITE, np.arange(num_pairs), 0))
+        bits = np.where(instructions == READ, bits[last_write], bits)
+        tokens = np.stack([instructions, bits], axis=1).ravel()[:-1]
+        targets = np.full(2 * num_pairs - 1, IGNORED_TARGET, np.int64)
+        targets[::2] = np.where(instructions == READ, bits, IGNORED_TARGET)
         return tokens, targets
 
     def shortcuts(self) -> dict[str, Shortcut]:
@@ -81,8 +83,8 @@ def _last_read(tokens: np.ndarray) -> np.ndarray:
     instructions = tokens[::2]
     bits = tokens[1::2]
     reads = np.flatnonzero(instructions == READ)
-    before = bits[reads[:-1]]
-    return np.concatenate([bits[:1], before])
+    last_answers = bits[reads[:-1]]
+    return np.concatenate([bits[:1], last_answers])
 
 
 def _majority_written(tokens: np.ndarray) -> np.ndarray:
@@ -95,7 +97,9 @@ def _majority_written(tokens: np.ndarray) -> np.ndarray:
     bits = tokens[1::2]
     guesses = []
     for read in np.flatnonzero(instructions == READ):
-        written = bits[:read][instructions[:read] == WRITE]
-        fraction_of_ones = written.mean()
-        guesses.append(int(fraction_of_ones > 0.5) if fraction_of_ones != 0.5 else int(written[0]))
+        written_bits = bits[:read][instructions[:read] == WRITE]
+        fraction_of_ones = written_bits.mean()
+        guesses.append(
+            int(fraction_of_ones > 0.5) if fraction_of_ones != 0.5 else int(written_bits[0])
+        )
     return np.array(guesses)

@@ -67,7 +67,7 @@ def draw_needle_puzzle(
     """
     depths = [float(depth)] * (1 + num_beside)
     depths += random.uniform(0, 1, num_pairs - 1 - num_beside).tolist()
-    facts = tuple((place, (i, num_pairs + i)) for i, place in enumerate(depths))
+    facts = tuple((depth_of_fact, (i, num_pairs + i)) for i, depth_of_fact in enumerate(depths))
     if num_beside:  # facts at one depth stay in their order
         facts = tuple(facts[i] for i in random.permutation(num_pairs).tolist())
     return Puzzle(facts, (0,), (num_pairs,))
@@ -86,12 +86,12 @@ def draw_variables_puzzle(random: np.random.Generator, depth: float) -> Puzzle:
     facts: list[tuple[float, tuple[int, int]]] = []
     for chain in random.permutation(2).tolist():  # facts at one depth stay in this order
         depths = [depth, *np.sort(random.uniform(depth, 1, CHAIN_LENGTH - 1)).tolist()]
-        value = 2 * CHAIN_LENGTH + chain  # the number, then the name that got it last
-        for name, fact_depth in zip(
+        value_symbol = 2 * CHAIN_LENGTH + chain  # the number, then the name that got it last
+        for name_symbol, fact_depth in zip(
             range(CHAIN_LENGTH * chain, CHAIN_LENGTH * (chain + 1)), depths, strict=True
         ):
-            facts.append((fact_depth, (name, value)))
-            value = name
+            facts.append((fact_depth, (name_symbol, value_symbol)))
+            value_symbol = name_symbol
     return Puzzle(tuple(facts), (2 * CHAIN_LENGTH,), tuple(range(CHAIN_LENGTH)))
 
 
@@ -143,20 +143,25 @@ class FactsInText(Task):
     by another token than the text; 0 for the same token."""
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
-        beyond = [length for length in test_lengths if length > test_lengths[0]]
-        longer_cases = tuple(Case(length, variant) for length in beyond for variant in self.depths)
+        longer_lengths = [length for length in test_lengths if length > test_lengths[0]]
+        longer_cases = tuple(
+            Case(length, variant) for length in longer_lengths for variant in self.depths
+        )
         return super().cases(test_lengths) + longer_cases
 
     def draw_row(self, random: np.random.Generator, case: Case) -> Row:
         depth = DEPTHS[case.variant] if case.variant else random.uniform()
         puzzle = type(self).draw_puzzle(random, depth)
         token_of = FIRST_SYMBOL + random.permutation(NUM_SYMBOLS)  # of each symbol of the puzzle
-        facts = [(at, [FACT, *token_of[list(symbols)]]) for at, symbols in puzzle.facts]
+        facts = [
+            (depth_of_fact, [FACT, *token_of[list(symbols)]])
+            for depth_of_fact, symbols in puzzle.facts
+        ]
         # A fact is three tokens: FACT and two symbols.
         fillers = random.integers(FACT + 1, FIRST_SYMBOL, size=case.length - 3 * len(facts))
         text = insert_facts(fillers.tolist(), facts)
-        asked = token_of[list(puzzle.question)] + self.question_offset
-        question = np.array([BEGIN, *text, SEPARATOR, *asked])
+        question_tokens = token_of[list(puzzle.question)] + self.question_offset
+        question = np.array([BEGIN, *text, SEPARATOR, *question_tokens])
         return question_then_answer(question, token_of[list(puzzle.answer)])
 
     def max_tokens(self, case: Case) -> int:
@@ -218,8 +223,8 @@ def _last_value(tokens: np.ndarray) -> np.ndarray:
 
     tokens: of one sequence of NeedleByMeaning, (len,).
     """
-    last = np.flatnonzero(tokens == FACT)[-1]
-    return tokens[last + 2 : last + 3]
+    last_fact_index = np.flatnonzero(tokens == FACT)[-1]
+    return tokens[last_fact_index + 2 : last_fact_index + 3]
 
 
 def _first_chain(tokens: np.ndarray) -> np.ndarray:
@@ -276,8 +281,8 @@ def _most_frequent_words(tokens: np.ndarray) -> np.ndarray:
     tokens: of one sequence of CommonWords, (len,).
     """
     words, counts = np.unique(tokens[tokens >= FIRST_SYMBOL], return_counts=True)
-    most = words[np.argsort(-counts, kind="stable")[: CommonWords.num_common]]
-    return np.sort(most)
+    most_frequent = words[np.argsort(-counts, kind="stable")[: CommonWords.num_common]]
+    return np.sort(most_frequent)
 
 
 def draw_passkey_text(

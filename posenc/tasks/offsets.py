@@ -37,12 +37,12 @@ class Offset(Task):
     batch = 32
 
     def draw_row(self, random: np.random.Generator, case: Case) -> Row:
-        name = int(random.integers(len(DISTANCES)))
-        distance = DISTANCES[name]
+        distance_token = int(random.integers(len(DISTANCES)))
+        distance = DISTANCES[distance_token]
         x = len(DISTANCES) + random.integers(0, NUM_SYMBOLS, size=case.length)
         targets = np.full(case.length + 1, IGNORED_TARGET, np.int64)
         targets[1 + distance :] = x[:-distance]
-        return np.array([name, *x]), targets
+        return np.array([distance_token, *x]), targets
 
     def draw_train_row(self, random: np.random.Generator, train_length: int) -> Row:
         return self.draw_row(random, Case(train_length))
@@ -88,8 +88,8 @@ class Grid(Task):
         return train_length**2
 
     def test_batch(self, case: Case, batch_size: int, train_length: int) -> Batch:
-        held_out = super().test_batch(case, batch_size, train_length)
-        return replace(held_out, positions=grid_positions(case.length, case.length))
+        batch = super().test_batch(case, batch_size, train_length)
+        return replace(batch, positions=grid_positions(case.length, case.length))
 
     def tokens_of_training_length(self, case: Case, train_length: int) -> np.ndarray:
         # Written so that NOWHERE, of which every comparison is False, counts as within.
@@ -105,15 +105,19 @@ class Grid(Task):
     def _draw_row(self, random: np.random.Generator, height: int, width: int) -> Row:
         """Draw the name of an offset and the patches of a grid, row by row: (tokens, targets). The
         target of a patch is the patch at the offset, if that is on the grid."""
-        name = int(random.integers(len(OFFSETS)))
+        offset_token = int(random.integers(len(OFFSETS)))
         patches = len(OFFSETS) + random.integers(0, NUM_SYMBOLS, size=(height, width))
-        up, left = OFFSETS[name]
+        up, left = OFFSETS[offset_token]
         targets = np.full((height, width), IGNORED_TARGET, np.int64)
         # Columns whose patch at the offset is on the grid; `left` may be negative.
-        first = max(left, 0)
-        last = width + min(left, 0)
-        targets[up:, first:last] = patches[: height - up, first - left : last - left]
-        return np.array([name, *patches.ravel()]), np.array([IGNORED_TARGET, *targets.ravel()])
+        first_column = max(left, 0)
+        stop_column = width + min(left, 0)
+        targets[up:, first_column:stop_column] = patches[
+            : height - up, first_column - left : stop_column - left
+        ]
+        return np.array([offset_token, *patches.ravel()]), np.array(
+            [IGNORED_TARGET, *targets.ravel()]
+        )
 
 
 def grid_positions(height: int, width: int) -> np.ndarray:

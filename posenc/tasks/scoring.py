@@ -93,8 +93,8 @@ def _fractions_right(
         raise ValueError(f"score_answers: {predicted.shape} answers for {targets.shape} targets.")
     if not scored.size or not scored.any(1).all():
         raise ValueError("score_answers: a sequence has no target.")
-    right = predicted == targets
-    return float((right | ~scored).all(1).mean()), float(right[scored].mean())
+    is_right = predicted == targets
+    return float((is_right | ~scored).all(1).mean()), float(is_right[scored].mean())
 
 
 Policy = Callable[[np.random.Generator, np.ndarray, np.ndarray], np.ndarray]
@@ -123,8 +123,8 @@ def policy_scores(name: str, case: Case, train_length: int) -> dict[str, float]:
         guesses = [policy(random, t, y) for t, y in zip(tokens, targets, strict=True)]
         # A policy ends its answers where the task does, so nothing is cut.
         score = score_answers(targets, np.array(guesses), None, None)
-        exact = task.metric == "exact match"
-        scores[policy_name] = score.exact_match if exact else score.token_accuracy
+        is_exact_match = task.metric == "exact match"
+        scores[policy_name] = score.exact_match if is_exact_match else score.token_accuracy
     return scores
 
 
@@ -132,9 +132,9 @@ def _sequences(task: Task, case: Case, train_length: int) -> tuple[np.ndarray, n
     """Return tokens and targets of a test, both (sequences, len). There are as many sequences as
     have about MAX_TARGETS targets together, but at least 8 and at most MAX_SEQUENCES."""
     one_row = task.test_batch(case, 1, train_length)
-    scored = int((one_row.targets != IGNORED_TARGET).sum())
-    count = max(8, min(MAX_SEQUENCES, MAX_TARGETS // scored))
-    batch = task.test_batch(case, count, train_length)
+    num_scored = int((one_row.targets != IGNORED_TARGET).sum())
+    num_sequences = max(8, min(MAX_SEQUENCES, MAX_TARGETS // num_scored))
+    batch = task.test_batch(case, num_sequences, train_length)
     return batch.tokens, batch.targets
 
 
@@ -143,11 +143,11 @@ def _policies(name: str, train_length: int) -> dict[str, Policy]:
     """Return the policies for the task `name`, by their names in tables."""
     task = TASKS[name]
     training_batch = task.train_batch(0, 0, NUM_TRAINING_SEQUENCES, train_length)
-    scored = training_batch.targets != IGNORED_TARGET
-    answers = np.unique(training_batch.targets[scored])
+    is_scored = training_batch.targets != IGNORED_TARGET
+    answers = np.unique(training_batch.targets[is_scored])
     targets_after: dict[int, Counter[int]] = {}
     for token, target in zip(
-        training_batch.tokens[scored], training_batch.targets[scored], strict=True
+        training_batch.tokens[is_scored], training_batch.targets[is_scored], strict=True
     ):
         targets_after.setdefault(int(token), Counter())[int(target)] += 1
     most_frequent = {token: counts.most_common(1)[0][0] for token, counts in targets_after.items()}
@@ -161,8 +161,10 @@ def _policies(name: str, train_length: int) -> dict[str, Policy]:
         random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray
     ) -> np.ndarray:
         guesses = guess_by_chance(random, tokens, targets)
-        known = [most_frequent.get(int(token)) for token in tokens]
-        return np.array([g if k is None else k for g, k in zip(guesses, known, strict=True)])
+        known_guesses = [most_frequent.get(int(token)) for token in tokens]
+        return np.array(
+            [g if k is None else k for g, k in zip(guesses, known_guesses, strict=True)]
+        )
 
     def guess_most_frequent(
         random: np.random.Generator, tokens: np.ndarray, targets: np.ndarray
@@ -172,8 +174,8 @@ def _policies(name: str, train_length: int) -> dict[str, Policy]:
         for i, token in enumerate(tokens.tolist()):
             if token in counts:
                 counts[token] += 1
-            if targets[i] != IGNORED_TARGET and (most := max(counts.values())):
-                guesses[i] = random.choice([a for a, n in counts.items() if n == most])
+            if targets[i] != IGNORED_TARGET and (largest_count := max(counts.values())):
+                guesses[i] = random.choice([a for a, n in counts.items() if n == largest_count])
         return guesses
 
     def guess_by_elimination(

@@ -143,10 +143,10 @@ class Task(ABC):
         replaced by IGNORED_TARGET."""
         random = _random_generator(_TEST_KEY, case.length, zlib.crc32(case.variant.encode()))
         rows = [self.draw_row(random, case) for _ in range(batch_size)]
-        held_out = stack_rows(rows, len(rows[0][0]))
+        batch = stack_rows(rows, len(rows[0][0]))
         if case.length > train_length:
-            held_out.targets[:, self.tokens_of_training_length(case, train_length)] = IGNORED_TARGET
-        return held_out
+            batch.targets[:, self.tokens_of_training_length(case, train_length)] = IGNORED_TARGET
+        return batch
 
     def tokens_of_training_length(self, case: Case, train_length: int) -> slice | np.ndarray:
         """Return the tokens of a test that a model can predict if it has learned the training
@@ -159,12 +159,12 @@ class Task(ABC):
         length."""
         lengths_and_minima = [("--train-length", train_length, self.min_train_length)]
         lengths_and_minima += [("--test-lengths", length, train_length) for length in test_lengths]
-        for option, length, least in lengths_and_minima:
+        for option, length, minimum in lengths_and_minima:
             is_too_long = self.max_length is not None and length > self.max_length
-            if length < least or is_too_long:
+            if length < minimum or is_too_long:
                 upper_end = "or more" if self.max_length is None else f"to {self.max_length:,}"
                 raise ValueError(
-                    f"{option}: the task {self.name} takes {least:,} {upper_end} "
+                    f"{option}: the task {self.name} takes {minimum:,} {upper_end} "
                     f"{self.length_unit}, got {length:,}."
                 )
 
@@ -194,10 +194,10 @@ def question_then_answer(question: np.ndarray, answer: np.ndarray) -> Row:
 
     [7, 8], [5, 6] -> tokens [7, 8, 5], targets [-100, 5, 6]
     """
-    whole = np.concatenate([question, answer])
-    targets = np.full(len(whole) - 1, IGNORED_TARGET, np.int64)
+    sequence = np.concatenate([question, answer])
+    targets = np.full(len(sequence) - 1, IGNORED_TARGET, np.int64)
     targets[len(question) - 1 :] = answer
-    return whole[:-1], targets
+    return sequence[:-1], targets
 
 
 def _random_generator(first: int, second: int, third: int = 0) -> np.random.Generator:

@@ -79,8 +79,12 @@ def assert_order_is_seen_without_a_mask(make: Make) -> None:
     order = torch.randperm(len(positions), generator=torch.Generator().manual_seed(4))
     if model.encoding.claims.causal_only:
         return
-    seen = differs(model(x, positions, None)[:, order], model(x[:, order], positions, None))
-    assert seen, "causal_only is not claimed, but the encoding is blind to order without a mask"
+    is_order_seen = differs(
+        model(x, positions, None)[:, order], model(x[:, order], positions, None)
+    )
+    assert is_order_seen, (
+        "causal_only is not claimed, but the encoding is blind to order without a mask"
+    )
 
 
 def assert_cache_safety_as_claimed(make: Make) -> None:
@@ -94,8 +98,8 @@ def assert_cache_safety_as_claimed(make: Make) -> None:
 def assert_places_as_claimed(make: Make) -> None:
     """Check that the encoding acts at each claimed place and at no other."""
     encoding = build_encoding(make, dtype=torch.float64)
-    at_values = ("transform_values", "transform_output")
-    methods = {1: ("embed",), 2: ("transform",), 3: ("term",), 4: ("term", *at_values)}
+    value_methods = ("transform_values", "transform_output")
+    methods = {1: ("embed",), 2: ("transform",), 3: ("term",), 4: ("term", *value_methods)}
     for place, names in methods.items():
         overrides = [getattr(type(encoding), n) is not getattr(PositionEncoding, n) for n in names]
         if place in encoding.claims.places:
@@ -112,12 +116,12 @@ def assert_places_as_claimed(make: Make) -> None:
     if 2 not in encoding.claims.places:
         new_q, new_k = transform_queries_keys(encoding, q, k, positions, positions)
         assert new_q is q and new_k is k
-    axes = encoding.claims.num_axes
+    num_axes = encoding.claims.num_axes
     if 4 not in encoding.claims.places:
-        values, _ = as_tokens(v, None, positions, positions, num_axes=axes)
-        assert all(getattr(encoding, name)(values) is v for name in at_values)
+        values, _ = as_tokens(v, None, positions, positions, num_axes=num_axes)
+        assert all(getattr(encoding, name)(values) is v for name in value_methods)
     if not {3, 4} & set(encoding.claims.places):
-        assert encoding.term(*as_tokens(q, None, positions, positions, num_axes=axes)) is None
+        assert encoding.term(*as_tokens(q, None, positions, positions, num_axes=num_axes)) is None
 
 
 def assert_additive_as_claimed(make: Make) -> None:
@@ -135,14 +139,14 @@ def assert_additive_as_claimed(make: Make) -> None:
     state = encoding.state(x, positions)
     keys = k.repeat_interleave(2, 1) if encoding.claims.needs_raw_k else None
     tokens_and_states = (q, keys, positions, positions, state, state)
-    added = []
+    added_terms = []
     for scores in (torch.zeros(1, 4, length, length).double(), q @ q.mT):
-        added.append(add_term_to_scores(encoding, scores, *tokens_and_states) - scores)
-    holds = not differs(*added)
-    _assert_claimed_right("additive", encoding.claims.additive, holds)
+        added_terms.append(add_term_to_scores(encoding, scores, *tokens_and_states) - scores)
+    is_additive = not differs(*added_terms)
+    _assert_claimed_right("additive", encoding.claims.additive, is_additive)
     term = encoding.term(*as_tokens(*tokens_and_states))
     if term is not None and term.additive:
-        _assert_claimed_right("the term's additive", True, holds)
+        _assert_claimed_right("the term's additive", True, is_additive)
 
 
 def _gain_of_doubled_queries(
@@ -180,16 +184,17 @@ def assert_own_scale_as_claimed(make: Make) -> None:
     with torch.no_grad():
         for parameter in encoding.parameters():
             parameter.zero_()
-    length, far = 6, 8 * SHAPE.train_length  # beyond training, where a temperature may begin
+    length = 6
+    far_position = 8 * SHAPE.train_length  # beyond training, where a temperature may begin
     x, (q, k, _) = random_embeddings(length), random_qkv(length)
-    with_itself_only = not encoding.claims.permutation_invariant
-    if with_itself_only:
+    sees_itself_only = not encoding.claims.permutation_invariant
+    if sees_itself_only:
         x = x.expand(length, -1, -1)
         q = q.expand(length, -1, -1, -1)
         k = _sequences_with_one_key(k)
     changed = False
-    for place in (0, far if limit is None else limit - 1):
-        positions = torch.full_like(successive_positions(encoding, length), place)
+    for position in (0, far_position if limit is None else limit - 1):
+        positions = torch.full_like(successive_positions(encoding, length), position)
         state = encoding.state(x, positions)
 
         same_positions: dict[str, Any] = {"q_positions": positions, "kv_positions": positions}
@@ -198,10 +203,10 @@ def assert_own_scale_as_claimed(make: Make) -> None:
             plain = without_position(encoding.claims.num_axes)
             expected = _gain_of_doubled_queries(q, k, plain, same_positions)
             gain = _gain_of_doubled_queries(q, k, encoding, positions_and_state)
-        if with_itself_only:
-            token = torch.arange(length)
-            expected = expected[token, :, token]
-            gain = gain[token, :, token]
+        if sees_itself_only:
+            token_index = torch.arange(length)
+            expected = expected[token_index, :, token_index]
+            gain = gain[token_index, :, token_index]
         if not gain.isfinite().all():
             return
         changed = changed or differs(gain, expected)
@@ -211,7 +216,7 @@ def assert_own_scale_as_claimed(make: Make) -> None:
 def assert_claims_have_their_types(make: Make) -> None:
     """Check the types of all claims, and that claims with few possible values have one of them."""
     encoding = make(SHAPE)
-    kinds = {
+    types_by_claim = {
         "shift_invariant": bool,
         "permutation_invariant": bool,
         "causal_only": bool,
@@ -222,9 +227,9 @@ def assert_claims_have_their_types(make: Make) -> None:
         "num_axes": int,
         "source": str,
     }
-    for name, kind in kinds.items():
+    for name, expected_type in types_by_claim.items():
         value = getattr(encoding.claims, name)
-        assert isinstance(value, kind), f"{name} is {value!r}"
+        assert isinstance(value, expected_type), f"{name} is {value!r}"
     assert set(encoding.claims.places) <= {1, 2, 3, 4}
     assert encoding.claims.scope in ("model", "layer")
     assert encoding.claims.coordinates in ("cells", "normalized")

@@ -169,10 +169,10 @@ class Verdict:
 def every_check(harmless: Collection[str] = ()) -> dict[str, Callable[[Make], None]]:
     """Return all checks by name, quick and slow ones. harmless: names of numeric options that may
     leave the result unchanged, in addition to HARMLESS_OPTIONS."""
-    options = functools.partial(
+    check_of_options = functools.partial(
         modules.assert_no_option_is_ignored, harmless=frozenset({*HARMLESS_OPTIONS, *harmless})
     )
-    return {**CHECKS, "no_option_is_ignored": options, **SLOW_CHECKS}
+    return {**CHECKS, "no_option_is_ignored": check_of_options, **SLOW_CHECKS}
 
 
 def maker(encoding: type[PositionEncoding] | str, **options: Any) -> Make:
@@ -209,10 +209,10 @@ def _run_check(check: Callable[[Make], None], make: Make) -> tuple[str | None, b
         check(make)
     except (Exception, SystemExit) as error:  # a user's encoding may raise anything
         line = line_in_user_code(error)
-        text = " ".join(str(error).split())[:300]  # one line of a table
+        message = " ".join(str(error).split())[:300]  # one line of a table
         if isinstance(error, AssertionError) and not line:  # of the check
-            return text or "fails", False
-        reason = f"{type(error).__name__}: {text}".rstrip(" .:")
+            return message or "fails", False
+        reason = f"{type(error).__name__}: {message}".rstrip(" .:")
         return f"{reason}, at {line}" if line else reason, True
     return None, False
 

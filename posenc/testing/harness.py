@@ -159,9 +159,9 @@ def random_embeddings(
     """Return random token embeddings (batch, length, embed_dim), the same for the same arguments
     up to the rounding to `dtype`."""
     generator = torch.Generator().manual_seed(seed)
-    size = (batch, length, shape.embed_dim)
+    tensor_shape = (batch, length, shape.embed_dim)
     # Drawn in float64, so that each dtype rounds the same numbers.
-    return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
+    return torch.randn(*tensor_shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def random_qkv(
@@ -173,11 +173,11 @@ def random_qkv(
     head_dim = shape.head_dim
     assert shape.num_kv_heads is not None and head_dim is not None
 
-    def draw(count: int) -> Tensor:
-        """Return random vectors of `count` heads. They are drawn in float64 and then rounded, so
-        that all dtypes get the same numbers up to rounding."""
-        size = (1, count, length, head_dim)
-        return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
+    def draw(num_heads: int) -> Tensor:
+        """Return random vectors of `num_heads` heads. They are drawn in float64 and then rounded,
+        so that all dtypes get the same numbers up to rounding."""
+        tensor_shape = (1, num_heads, length, head_dim)
+        return torch.randn(*tensor_shape, generator=generator, dtype=torch.float64).to(dtype)
 
     return draw(shape.num_heads), draw(shape.num_kv_heads), draw(shape.num_kv_heads)
 
@@ -213,8 +213,8 @@ def transform_queries_keys(
     encoding: PositionEncoding, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return q and k after the encoding's `transform`, such as a rotation."""
-    axes = encoding.claims.num_axes
-    return encoding.transform(*as_tokens(q, k, q_positions, kv_positions, num_axes=axes))
+    num_axes = encoding.claims.num_axes
+    return encoding.transform(*as_tokens(q, k, q_positions, kv_positions, num_axes=num_axes))
 
 
 def add_term_to_scores(
@@ -262,8 +262,8 @@ def pair_scores(
     only key i, or, if kv_steps are all equal, all queries see one key.
     """
     assert encoding.claims.permutation_invariant
-    one_key = bool((kv_steps == kv_steps[:1]).all())
-    if one_key:
+    has_one_key = bool((kv_steps == kv_steps[:1]).all())
+    if has_one_key:
         kv_steps = kv_steps[:1]
     q_positions = diagonal_positions(encoding, q_steps)
     kv_positions = diagonal_positions(encoding, kv_steps)
@@ -277,7 +277,7 @@ def pair_scores(
     (q, q_state), (k, kv_state) = split(x_q, q_positions), split(x_k, kv_positions)
     given_positions: dict[str, Any] = {"q_positions": q_positions, "kv_positions": kv_positions}
     given_states: dict[str, Any] = {"q_state": q_state, "kv_state": kv_state}
-    mask = None if one_key else _OWN_KEY
+    mask = None if has_one_key else _OWN_KEY
     if mask is not None and encoding.claims.num_axes > 1:  # their order is that of indices
         mask = mask.bind(range(len(q_steps)), range(len(q_steps)))
     _, scores = attention(

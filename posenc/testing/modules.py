@@ -42,13 +42,13 @@ def assert_device_follows_input(make: Make) -> None:
 def assert_meta_construction_materialises(make: Make) -> None:
     """Check that a layer built without memory (device "meta") gives the same results after
     `to_empty` and loading, and finite ones after `reset_parameters`."""
-    want, x, positions = build_example(make, 9)
+    model, x, positions = build_example(make, 9)
     with torch.device("meta"):
         bare = OneLayerModel(make(SHAPE), SHAPE).double()
     bare.to_empty(device="cpu")
     _fill_with_nan(bare)
-    bare.load_state_dict(want.state_dict())
-    assert_same(bare(x, positions), want(x, positions), "loaded after meta construction")
+    bare.load_state_dict(model.state_dict())
+    assert_same(bare(x, positions), model(x, positions), "loaded after meta construction")
     _fill_with_nan(bare.encoding)
     for module in bare.modules():
         if isinstance(module, PositionEncoding):
@@ -83,21 +83,21 @@ def assert_positions_survive_a_cast(make: Make) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
-    before = model(x, positions)
-    after = model.to(torch.bfloat16).to(torch.float64)(x, positions)
-    assert torch.equal(after, before), "a cast of the module changed its positions"
+    output_before = model(x, positions)
+    output_after = model.to(torch.bfloat16).to(torch.float64)(x, positions)
+    assert torch.equal(output_after, output_before), "a cast of the module changed its positions"
 
 
 def assert_instances_share_nothing(make: Make) -> None:
     """Check that a layer gives the same results after other instances of the encoding were built
     and run."""
-    first, x, positions = build_example(make, 9)
-    want = first(x, positions)
+    model, x, positions = build_example(make, 9)
+    expected = model(x, positions)
     other_shape = ModelShape(embed_dim=96, num_heads=6, train_length=40)
-    other = build_layer(make, other_shape)
-    other(random_embeddings(len(positions), shape=other_shape), positions)
-    assert torch.equal(first(x, positions), want)
-    assert torch.equal(build_layer(make)(x, positions), want)
+    other_model = build_layer(make, other_shape)
+    other_model(random_embeddings(len(positions), shape=other_shape), positions)
+    assert torch.equal(model(x, positions), expected)
+    assert torch.equal(build_layer(make)(x, positions), expected)
 
 
 def numeric_options(make: Make) -> dict[str, float]:
@@ -137,11 +137,13 @@ def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
         # Far positions too, as some options act on them only; 97 is chosen, not derived.
         if changed.claims.num_axes == 1 and changed.claims.max_positions is None:
             positions = torch.where(positions < length // 2, positions, positions * 97)
-        a = build_layer(make)(x, positions)
-        b = build_layer(lambda shape, n=name, v=value, d=default: make(shape, **{n: type(d)(v)}))(  # type: ignore[call-arg]
-            x, positions
+        default_output = build_layer(make)(x, positions)
+        changed_output = build_layer(
+            lambda shape, n=name, v=value, d=default: make(shape, **{n: type(d)(v)})  # type: ignore[call-arg]
+        )(x, positions)
+        assert differs(default_output, changed_output), (
+            f"{name}={value} gives the same result as {name}={default}"
         )
-        assert differs(a, b), f"{name}={value} gives the same result as {name}={default}"
 
 
 def assert_wrong_shapes_are_named(make: Make) -> None:
@@ -150,26 +152,30 @@ def assert_wrong_shapes_are_named(make: Make) -> None:
     encoding = build_encoding(make)
     length = possible_length(encoding, 5)
     positions = successive_positions(encoding, length)
-    other = ModelShape(embed_dim=66, num_heads=6, train_length=24)  # head_dim 11
+    other_shape = ModelShape(embed_dim=66, num_heads=6, train_length=24)  # head_dim 11
     try:
-        odd = make(other)
+        odd_encoding = make(other_shape)
     except ValueError as error:
         assert any(number in str(error) for number in ("11", "66")), error
     else:
-        out = OneLayerModel(odd, other)(
-            random_embeddings(length, shape=other, dtype=torch.float32), positions
+        out = OneLayerModel(odd_encoding, other_shape)(
+            random_embeddings(length, shape=other_shape, dtype=torch.float32), positions
         )
         assert out.isfinite().all()
-    for count in (2, 8):  # the encoding was built for 4 heads of 16
-        model = OneLayerModel(encoding, ModelShape(embed_dim=64, num_heads=count))
+    for num_heads in (2, 8):  # the encoding was built for 4 heads of 16
+        model = OneLayerModel(encoding, ModelShape(embed_dim=64, num_heads=num_heads))
         try:
             out = model(random_embeddings(length, dtype=torch.float32), positions)
         except ValueError as error:
-            assert any(re.search(rf"\b{n}\b", str(error)) for n in (count, 64 // count)), error
+            assert any(re.search(rf"\b{n}\b", str(error)) for n in (num_heads, 64 // num_heads)), (
+                error
+            )
         else:
             assert out.isfinite().all()
-            taken = {"num_heads", "head_dim"} & {*inspect.signature(type(encoding)).parameters}
-            assert not taken, f"built for 4 heads, but runs with {count}"
+            head_options = {"num_heads", "head_dim"} & {
+                *inspect.signature(type(encoding)).parameters
+            }
+            assert not head_options, f"built for 4 heads, but runs with {num_heads}"
 
 
 def assert_masks_are_optional(make: Make) -> None:
@@ -239,26 +245,26 @@ def _assert_unchanged_in(make: Make, setting: RunInSetting) -> None:
         x = random_embeddings(
             possible_length(encoding, MODE_CHECK_LENGTH), batch=MODE_CHECK_BATCH, dtype=dtype
         )
-        wanted = _outputs_and_gradients(model, x.clone().requires_grad_())
+        expected_results = _outputs_and_gradients(model, x.clone().requires_grad_())
         for impl in ("auto", *(WAYS if dtype == torch.float64 else ())):
             model.attention.impl = impl
-            for spoiled_memory in (
+            for spoil_memory in (
                 _fill_new_memory_with_nan,
                 _fill_freed_memory_with_large_numbers,
             ):
                 try:
-                    with spoiled_memory():
+                    with spoil_memory():
                         results = setting(model, x)
                 except ValueError as refusal:
                     if "cannot run" not in str(refusal):
                         raise
                     continue
                 # A setting without gradients returns outputs only, which come first.
-                for got, want in zip(results, wanted, strict=False):
-                    allowed = bound * max(1.0, want.abs().max().item())
-                    error = (got - want).abs().max().item()
-                    assert error <= allowed, (
-                        f"{impl} in {dtype}: off by {error:.3g} > {allowed:.3g}"
+                for got, expected in zip(results, expected_results, strict=False):
+                    max_error = bound * max(1.0, expected.abs().max().item())
+                    error = (got - expected).abs().max().item()
+                    assert error <= max_error, (
+                        f"{impl} in {dtype}: off by {error:.3g} > {max_error:.3g}"
                     )
 
 
@@ -291,13 +297,13 @@ def _outputs_and_gradients(model: OneLayerModel, x: Tensor) -> list[Tensor]:
 def _fill_new_memory_with_nan() -> Iterator[None]:
     """Let torch fill new memory with NaN inside the block: it does so with deterministic
     algorithms."""
-    before = torch.are_deterministic_algorithms_enabled()
-    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    was_warning_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before, warn_only=only_warned)
+        torch.use_deterministic_algorithms(was_deterministic, warn_only=was_warning_only)
 
 
 @contextmanager
@@ -305,6 +311,6 @@ def _fill_freed_memory_with_large_numbers() -> Iterator[None]:
     """Before the block, fill memory of many sizes with large numbers and free it, so that the block
     gets it again."""
     # Blocks of 128 to 393,216 numbers, in steps of 1.5 or less: the allocator gives them again.
-    held = [torch.full((count << size,), 1e30) for size in range(6, 18) for count in (2, 3)]
-    del held
+    tensors = [torch.full((count << size,), 1e30) for size in range(6, 18) for count in (2, 3)]
+    del tensors
     yield

@@ -103,7 +103,7 @@ def assert_inputs_are_not_written_to(make: Make) -> None:
         random_qkv(length),
     )
     inputs = {"x": x, "positions": positions, "q": q, "k": k, "v": v}
-    before = {name: tensor.clone() for name, tensor in inputs.items()}
+    copies = {name: tensor.clone() for name, tensor in inputs.items()}
     encoding.embed(x, positions)
     layer_encoding = encoding.for_layer(0)
     state = layer_encoding.state(x, positions)
@@ -112,7 +112,7 @@ def assert_inputs_are_not_written_to(make: Make) -> None:
         q, k, v, layer_encoding, q_state=state, kv_state=state, mask=masks.causal, **same_positions
     )
     for name, tensor in inputs.items():
-        assert torch.equal(tensor, before[name]), f"{name} has other values after a call"
+        assert torch.equal(tensor, copies[name]), f"{name} has other values after a call"
 
 
 def assert_float32_is_precise(make: Make) -> None:
@@ -136,8 +136,8 @@ def assert_bfloat16_is_precise_at_far_distances(make: Make) -> None:
     length = len(positions)
     first_far_query = length // 2
     limit = model.encoding.claims.max_positions
-    gap = 8192 if limit is None else max(0, min(8192, limit - length))
-    positions[first_far_query:] += gap
+    far_distance = 8192 if limit is None else max(0, min(8192, limit - length))
+    positions[first_far_query:] += far_distance
     far_keys_only = masks.Mask(
         lambda pairs: (pairs.q_idx >= first_far_query) & (pairs.kv_idx < first_far_query)
     )
@@ -186,9 +186,11 @@ def assert_works_or_refuses_beyond_training(make: Make) -> None:
     model, x, positions = build_example(make, 3, torch.float32)
     # Four times the training length: any number beyond it would do.
     limit = model.encoding.claims.max_positions
-    far = 4 * SHAPE.train_length
+    far_offset = 4 * SHAPE.train_length
     if limit is None:
-        assert model(x, positions + far).isfinite().all(), f"not finite at position {far}"
+        assert model(x, positions + far_offset).isfinite().all(), (
+            f"not finite at position {far_offset}"
+        )
         return
     positions[-1] = limit
     try:
@@ -201,10 +203,10 @@ def assert_works_or_refuses_beyond_training(make: Make) -> None:
 
 def assert_outputs_are_finite(make: Make) -> None:
     """Check that outputs are finite in sequences within and beyond the training length."""
-    for want in (9, LENGTH):
-        model, x, positions = build_example(make, want, torch.float32)
-        finite = model(x, positions).isfinite().all()
-        assert finite, f"not finite in a sequence of {len(positions)} tokens"
+    for wanted_length in (9, LENGTH):
+        model, x, positions = build_example(make, wanted_length, torch.float32)
+        is_finite = model(x, positions).isfinite().all()
+        assert is_finite, f"not finite in a sequence of {len(positions)} tokens"
 
 
 def assert_gradients_are_right(make: Make) -> None:

@@ -47,8 +47,8 @@ def assert_decoding_matches_prefill(make: Make) -> None:
 def _three_pieces(length: int) -> list[int]:
     """Return the numbers of tokens of three calls that read `length` tokens together: a prompt, one
     decoding step, and the rest. length: at least 3."""
-    last = length // 3
-    return [length - last, 1, last - 1]
+    third = length // 3
+    return [length - third, 1, third - 1]
 
 
 def _assert_cuts_change_nothing(
@@ -75,15 +75,15 @@ def assert_moved_keys_are_made_anew(make: Make) -> None:
     model = build_layer(make)
     encoding = model.encoding
     limit = encoding.claims.max_positions
-    axes = encoding.claims.num_axes
+    num_axes = encoding.claims.num_axes
     length = possible_length(encoding, 11)
     shift = 7  # any small number; less for an encoding with few positions
     if limit is not None:
-        length = max(1, min(length, limit // 2)) if axes == 1 else length
+        length = max(1, min(length, limit // 2)) if num_axes == 1 else length
         shift = min(shift, limit // 2)
     x = random_embeddings(length, batch=2)
     positions = successive_positions(encoding, length)
-    if limit is not None and axes > 1:
+    if limit is not None and num_axes > 1:
         positions = positions % max(1, limit // 2)
     cache = KVCache()
     model(x, positions, cache=cache)
@@ -91,11 +91,11 @@ def assert_moved_keys_are_made_anew(make: Make) -> None:
         cache.shift(shift)
     except ValueError:
         return
-    wanted = KVCache()
-    model(x, positions + shift, cache=wanted)
-    assert_same(cache.k, wanted.k, f"keys that are moved by {shift}")
+    expected_cache = KVCache()
+    model(x, positions + shift, cache=expected_cache)
+    assert_same(cache.k, expected_cache.k, f"keys that are moved by {shift}")
     if type(encoding).transform_values is not PositionEncoding.transform_values:
-        assert_same(cache.v, wanted.v, f"values that are moved by {shift}")
+        assert_same(cache.v, expected_cache.v, f"values that are moved by {shift}")
 
 
 def assert_earlier_calls_leave_no_trace(make: Make) -> None:
@@ -103,19 +103,25 @@ def assert_earlier_calls_leave_no_trace(make: Make) -> None:
     with as many tokens at other positions."""
     model, x, positions = build_example(make, 9)
     encoding = model.encoding
-    first = model(x, positions)
-    longer = possible_length(encoding, 64)
-    model(random_embeddings(longer), successive_positions(encoding, longer), length=longer)
+    first_output = model(x, positions)
+    longer_length = possible_length(encoding, 64)
+    model(
+        random_embeddings(longer_length),
+        successive_positions(encoding, longer_length),
+        length=longer_length,
+    )
     model.to(torch.bfloat16)(x.bfloat16(), positions)
-    fresh = build_layer(make)
-    fresh(random_embeddings(longer), successive_positions(encoding, longer))
-    assert torch.equal(fresh(x, positions), first), "another result after other calls"
-    here = positions.flip(0)
+    other_model = build_layer(make)
+    other_model(random_embeddings(longer_length), successive_positions(encoding, longer_length))
+    assert torch.equal(other_model(x, positions), first_output), "another result after other calls"
+    reversed_positions = positions.flip(0)
     results = []
-    for calls in ([here], [positions.roll(1, 0), here]):
-        plain = build_layer(make)
-        layer_encoding = plain.encoding.for_layer(0)  # itself, and no prepared copy
-        outs = [plain.attention(x, p, mask=masks.causal, encoding=layer_encoding) for p in calls]
+    for calls in ([reversed_positions], [positions.roll(1, 0), reversed_positions]):
+        new_model = build_layer(make)
+        layer_encoding = new_model.encoding.for_layer(0)  # itself, and no prepared copy
+        outs = [
+            new_model.attention(x, p, mask=masks.causal, encoding=layer_encoding) for p in calls
+        ]
         results.append(outs[-1])
     assert torch.equal(*results), "another result after as many tokens at other positions"
 
@@ -128,13 +134,13 @@ def padded_rows(
 
     lengths: tokens of each row. left: padding is on the left of them; if False, on the right.
     """
-    total = max(lengths)
-    valid = torch.zeros(len(lengths), total, dtype=torch.bool)
+    padded_length = max(lengths)
+    valid = torch.zeros(len(lengths), padded_length, dtype=torch.bool)
     rows = []
     for row, length in enumerate(lengths):
-        start = total - length if left else 0
+        start = padded_length - length if left else 0
         valid[row, start : start + length] = True
-        positions = torch.zeros_like(successive_positions(encoding, total))
+        positions = torch.zeros_like(successive_positions(encoding, padded_length))
         positions[start : start + length] = successive_positions(encoding, length)
         rows.append(positions)
     return valid, torch.stack(rows)
@@ -174,16 +180,18 @@ def results_among_other_rows(model: OneLayerModel, shape: ModelShape) -> ResultP
     """Yield the result of a row of a batch, its result alone, and words for the other rows: at far
     positions, or with other content."""
     encoding = model.encoding
-    near = successive_positions(encoding, possible_length(encoding, 17))
-    far = near + 5000 if encoding.claims.max_positions is None else near.flip(0)
-    x = random_embeddings(len(near), batch=3, shape=shape)
-    positions = torch.stack([near, far, near])
-    alone = model(x[:1], near[None])
+    near_positions = successive_positions(encoding, possible_length(encoding, 17))
+    far_positions = (
+        near_positions + 5000 if encoding.claims.max_positions is None else near_positions.flip(0)
+    )
+    x = random_embeddings(len(near_positions), batch=3, shape=shape)
+    positions = torch.stack([near_positions, far_positions, near_positions])
+    alone = model(x[:1], near_positions[None])
     together = model(x, positions)
     yield together[:1], alone, "first of three rows"
-    yield together[2:], model(x[2:], near), "batched against shared positions"
-    other = torch.cat([x[:1], 7 * x[1:]])
-    yield model(other, positions)[:1], alone, "next to other rows"
+    yield together[2:], model(x[2:], near_positions), "batched against shared positions"
+    changed_x = torch.cat([x[:1], 7 * x[1:]])
+    yield model(changed_x, positions)[:1], alone, "next to other rows"
 
 
 def results_in_steps(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
@@ -194,12 +202,16 @@ def results_in_steps(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
     x = random_embeddings(length, shape=shape)
     positions = successive_positions(encoding, length)
     cache = KVCache()
-    before = max(0, shape.train_length - length // 2)
+    num_tokens_before = max(0, shape.train_length - length // 2)
     steps = [
-        model(x[:, t : t + 1], positions[t : t + 1], cache=cache, length=before + t + 1)
+        model(x[:, t : t + 1], positions[t : t + 1], cache=cache, length=num_tokens_before + t + 1)
         for t in range(length)
     ]
-    yield torch.cat(steps, dim=1), model(x, positions, length=before + length), "token by token"
+    yield (
+        torch.cat(steps, dim=1),
+        model(x, positions, length=num_tokens_before + length),
+        "token by token",
+    )
 
 
 def results_after_shift(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
@@ -207,17 +219,17 @@ def results_after_shift(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
     number. It is FAR_OFFSET, or less if the encoding's max_positions is too small for that."""
     encoding = model.encoding
     limit = encoding.claims.max_positions
-    axes = encoding.claims.num_axes
-    length = LENGTH if limit is None or axes > 1 else max(1, min(LENGTH, limit // 2))
+    num_axes = encoding.claims.num_axes
+    length = LENGTH if limit is None or num_axes > 1 else max(1, min(LENGTH, limit // 2))
     x = random_embeddings(length, shape=shape)
     positions = successive_positions(encoding, length)
     shift = FAR_OFFSET
-    if limit is not None and axes > 1:  # shifted by half the limit, all stay below it
+    if limit is not None and num_axes > 1:  # shifted by half the limit, all stay below it
         positions = positions % max(1, limit // 2)
         shift = limit // 2
     elif limit is not None:
         shift = max(1, min(FAR_OFFSET, limit - length))
-    elif axes == 1:
+    elif num_axes == 1:
         # Spread to twice the training length: encodings that map positions, as ReRoPE does, may
         # change those beyond it only.
         positions = positions * -(-2 * shape.train_length // length)
@@ -226,8 +238,8 @@ def results_after_shift(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
 
 def _assert_equal_results(pairs: ResultPairs) -> None:
     """Assert that both results of each pair are equal up to rounding."""
-    for result, alone, which in pairs:
-        assert_same(result, alone, which)
+    for result, alone, case_in_words in pairs:
+        assert_same(result, alone, case_in_words)
 
 
 def assert_padding_is_invisible(make: Make) -> None:
@@ -250,15 +262,15 @@ def assert_the_future_is_invisible(make: Make) -> None:
     for tokens_read in (19, LONG_LENGTH):
         model, x, positions = build_example(make, tokens_read)
         length = len(positions)
-        before = slice(0, length - 8)
-        changed = slice(length - 8, length)
+        earlier_tokens = slice(0, length - 8)
+        changed_tokens = slice(length - 8, length)
         changed_x = x.clone()
-        changed_x[:, changed] = 3 * x[:, changed].flip(1)
+        changed_x[:, changed_tokens] = 3 * x[:, changed_tokens].flip(1)
         out = model(x, positions)
         new_out = model(changed_x, positions)
-        at = f"queries before the changed ones of {length} tokens"
-        assert_same(new_out[:, before], out[:, before], at)
-        differences = (new_out[:, changed] - out[:, changed]).abs().amax(-1)
+        which_queries = f"queries before the changed ones of {length} tokens"
+        assert_same(new_out[:, earlier_tokens], out[:, earlier_tokens], which_queries)
+        differences = (new_out[:, changed_tokens] - out[:, changed_tokens]).abs().amax(-1)
         assert differences.min() > 0, "later queries must see them"
 
 
@@ -275,7 +287,9 @@ def assert_blind_rows_give_zeros(make: Make) -> None:
     assert grad.isfinite().all()
     # In a running sum over the tokens (FoX) contributions of hidden tokens cancel up to rounding.
     state = encoding.state(x, positions)
-    later = encoding.state(x[:, 4:], positions[4:])
-    sums = state is not None and later is not None and differs(later, state[:, :, 4:])
-    bound = 1e-14 if sums else 0
+    later_state = encoding.state(x[:, 4:], positions[4:])
+    is_running_sum = (
+        state is not None and later_state is not None and differs(later_state, state[:, :, 4:])
+    )
+    bound = 1e-14 if is_running_sum else 0
     assert (grad[:, :4].abs() <= bound).all(), "gradient of tokens that see none and are not seen"
