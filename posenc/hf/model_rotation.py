@@ -95,11 +95,11 @@ def _iterate_frequencies(model: Any) -> Iterator[tuple[str | None, tuple[Tensor,
 
 def frequencies_differ(model: Any, settings: tuple[RopeSetting, ...]) -> bool:
     """Return True if the model's frequencies differ from those of the settings, or are NaN."""
-    running = rotary_frequencies(model)
+    current_frequencies = rotary_frequencies(model)
     return any(
-        not matches_setting(setting, *running[setting.layer_type])
+        not matches_setting(setting, *current_frequencies[setting.layer_type])
         for setting in settings
-        if setting.layer_type in running
+        if setting.layer_type in current_frequencies
     )
 
 
@@ -127,10 +127,10 @@ def _refuse_invalid_config(config: Any) -> None:
     try:
         validate_config(config)
     except Exception as error:  # each family has checks of its own
-        what = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         raise ValueError(
             f"transformers would not load a {config.model_type} config with these rotary keys "
-            f"({what})"
+            f"({reason})"
         ) from error
 
 
@@ -184,7 +184,7 @@ def rotation_dropped(model: Any, max_positions: int) -> Iterator[nn.Module]:
     switches, with a new maximum length in tokens; restore all after."""
     config = model.config
     layers = attentions_with_rope_switch(model)
-    before = [config.no_rope_layers, config.max_position_embeddings]
+    config_before = [config.no_rope_layers, config.max_position_embeddings]
     switches_before = [layer.use_rope for layer in layers]
     try:
         config.no_rope_layers = [0] * len(layers)  # 1 for a layer that rotates
@@ -193,6 +193,6 @@ def rotation_dropped(model: Any, max_positions: int) -> Iterator[nn.Module]:
             layer.use_rope = 0
         yield model
     finally:
-        config.no_rope_layers, config.max_position_embeddings = before
-        for layer, use in zip(layers, switches_before, strict=True):
-            layer.use_rope = use
+        config.no_rope_layers, config.max_position_embeddings = config_before
+        for layer, use_rope in zip(layers, switches_before, strict=True):
+            layer.use_rope = use_rope

@@ -26,17 +26,17 @@ def identity_of_run(model: nn.Module, windows: Windows, **settings: Any) -> Iden
     config of the model, the text and the settings."""
     config: Any = model.config
     config_keys = {k: v for k, v in config.to_dict().items() if k not in _KEYS_ABOUT_SAVING}
-    weights = hashlib.sha256()
+    weights_hash = hashlib.sha256()
     for name, tensor in model.state_dict().items():
-        weights.update(repr((name, tensor.dtype, tensor.shape)).encode())
-        weights.update(_tensor_bytes(tensor))
-    text = hashlib.sha256(_tensor_bytes(windows.tokens))
-    text.update(repr(windows.tokens.shape).encode())
-    text.update(_tensor_bytes(windows.documents))
+        weights_hash.update(repr((name, tensor.dtype, tensor.shape)).encode())
+        weights_hash.update(_tensor_bytes(tensor))
+    text_hash = hashlib.sha256(_tensor_bytes(windows.tokens))
+    text_hash.update(repr(windows.tokens.shape).encode())
+    text_hash.update(_tensor_bytes(windows.documents))
     return {
-        "weights": weights.hexdigest(),
+        "weights": weights_hash.hexdigest(),
         "config": _sha256_of_text(json.dumps(config_keys, sort_keys=True, default=str)),
-        "text": text.hexdigest(),
+        "text": text_hash.hexdigest(),
         **{name: _sha256_of_text(repr(value)) for name, value in settings.items()},
     }
 

@@ -92,8 +92,8 @@ def head_dim_of(config: Any, layer_type: str | None = None) -> int:
     per_layer = getattr(config, "per_layer_config", None)
     if per_layer and layer_type in layer_types:
         config = per_layer[layer_types.index(layer_type)]
-    elif layer_type == "full_attention" and (size := getattr(config, "global_head_dim", None)):
-        return size  # early transformers 5 has no per_layer_config
+    elif layer_type == "full_attention" and (head_dim := getattr(config, "global_head_dim", None)):
+        return head_dim  # early transformers 5 has no per_layer_config
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
@@ -119,22 +119,22 @@ def _read_layer_setting(
     """Return the setting of one layer type (None: all layers) from its rotary keys."""
     rope_type = parameters["rope_type"]
     rotary_dim = _rotary_dim(parameters, head_dim_of(config, layer_type))
-    maximum = _max_positions(config)
-    original = _original_length(parameters, config)
-    length = int(original or maximum)
+    max_positions = _max_positions(config)
+    original_length = _original_length(parameters, config)
+    length = int(original_length or max_positions)
     setting = RopeSetting(layer_type, float(parameters["rope_theta"]), rotary_dim, None, length)
     if (
-        rope_type == "linear" and original is None
+        rope_type == "linear" and original_length is None
     ):  # the model was trained with it: no length is given
         return replace(setting, compression=float(parameters["factor"]))
     if rope_type == "yarn":
-        return _yarn_setting(setting, parameters, config, maximum)
+        return _yarn_setting(setting, parameters, config, max_positions)
     alpha = parameters.get("alpha")
     if rope_type == "dynamic" and config.model_type in HUNYUAN and alpha:
         # The slowest pair slows by alpha.
         return replace(setting, rope_theta=ntk_theta(setting.rope_theta, float(alpha), rotary_dim))
     attention_factor = parameters.get("attention_factor")
-    scaling = scaling_of(parameters, length, maximum, attention_factor)
+    scaling = scaling_of(parameters, length, max_positions, attention_factor)
     return replace(setting, scaling=scaling)
 
 
@@ -155,27 +155,27 @@ def _rotary_dim(parameters: dict[str, Any], head_dim: int) -> int:
 
 def _max_positions(config: Any) -> int:
     """Return the longest length of a config, in tokens. Raises: ValueError if it gives none."""
-    maximum = getattr(config, "max_position_embeddings", None)
-    if maximum is None:
+    max_positions = getattr(config, "max_position_embeddings", None)
+    if max_positions is None:
         raise ValueError(
             f"a {config.model_type} config has rotary keys and no max_position_embeddings: nothing "
             "says at what length its rotation was trained."
         )
-    return maximum
+    return max_positions
 
 
 def _original_length(parameters: dict[str, Any], config: Any) -> int | None:
     """Return the length in tokens for which the frequencies were made before any scaling; None if
     no key gives it."""
-    original = parameters.get("original_max_position_embeddings") or None
+    original_length = parameters.get("original_max_position_embeddings") or None
     if parameters["rope_type"] != "longrope":
-        return original
+        return original_length
     # The original length may be the longest one, so that longrope never switches: export keeps the
     # length of the training in a key of posenc's own.
-    trained = getattr(config, TRAINED_KEY, None)
-    if is_length(trained):
-        return trained
-    return original or getattr(config, "original_max_position_embeddings", None)
+    trained_length = getattr(config, TRAINED_KEY, None)
+    if is_length(trained_length):
+        return trained_length
+    return original_length or getattr(config, "original_max_position_embeddings", None)
 
 
 def _yarn_setting(
@@ -201,25 +201,27 @@ def _yarn_setting(
 def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions: int) -> None:
     """Write settings and the new maximum length into a transformers config, in place."""
     only_longrope = config.model_type in FAMILIES_WITH_ONLY_LONGROPE
-    all_before = config.rope_parameters
+    parameters_before = config.rope_parameters
     written = {}
     for setting in settings:
-        before = all_before[setting.layer_type] if setting.layer_type else all_before
-        is_proportional = before["rope_type"] == "proportional"
+        keys_before = (
+            parameters_before[setting.layer_type] if setting.layer_type else parameters_before
+        )
+        is_proportional = keys_before["rope_type"] == "proportional"
         head_dim = head_dim_of(config, setting.layer_type)
-        sections = {key: before[key] for key in MROPE_KEYS if key in before}
+        sections = {key: keys_before[key] for key in MROPE_KEYS if key in keys_before}
         parameters = rope_parameters(
             setting, head_dim, only_longrope, is_proportional=is_proportional
         )
         written[setting.layer_type] = {**parameters, **sections}
-    if None in written and "partial_rotary_factor" in all_before:
+    if None in written and "partial_rotary_factor" in parameters_before:
         # Phi-3 needs the key even if all channels are rotated.
         rotated_fraction = settings[0].rotary_dim / head_dim_of(config)
         written[None].setdefault("partial_rotary_factor", rotated_fraction)
     if None in written:
         config.rope_parameters = written[None]
     else:  # keep the entries of layers that do not rotate, None
-        config.rope_parameters = {**all_before, **written}
+        config.rope_parameters = {**parameters_before, **written}
     config.max_position_embeddings = max_positions
     if hasattr(config, "original_max_position_embeddings"):
         config.original_max_position_embeddings = settings[0].original_length
@@ -319,12 +321,12 @@ def _temperature_keys(setting: RopeSetting, factor: float) -> dict[str, float]:
     """
     attention_factor = setting.frequencies().attention_factor
     mscales = {"mscale": setting.mscale, "mscale_all_dim": setting.mscale_all_dim}
-    present = {key: value for key, value in mscales.items() if value is not None}
-    if len(present) == len(mscales) and math.isclose(
+    given_mscales = {key: value for key, value in mscales.items() if value is not None}
+    if len(given_mscales) == len(mscales) and math.isclose(
         attention_factor, setting.yarn_attention_factor(factor)
     ):
-        return present
-    return {"attention_factor": attention_factor, **present}
+        return given_mscales
+    return {"attention_factor": attention_factor, **given_mscales}
 
 
 def _fixed_frequencies_as_longrope(setting: RopeSetting) -> dict[str, Any]:

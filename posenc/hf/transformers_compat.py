@@ -65,8 +65,8 @@ def static_cache_argument(model: Any, length: int, source_length: int = 0) -> di
     config = model.config.get_text_config(decoder=True)
     cache = StaticCache(config=config, max_cache_len=length)
     if model.config.is_encoder_decoder:
-        source = StaticCache(config=config, max_cache_len=source_length)
-        cache = EncoderDecoderCache(cache, source)
+        source_cache = StaticCache(config=config, max_cache_len=source_length)
+        cache = EncoderDecoderCache(cache, source_cache)
     return {name: cache}
 
 
@@ -96,10 +96,12 @@ def requested_padding_mask(request: dict[str, Any]) -> Tensor | None:
     from transformers.masking_utils import prepare_padding_mask
 
     # transformers 4 cuts off the tokens that have left a window, unless asked not to.
-    whole = {"_slice": False} if "_slice" in signature(prepare_padding_mask).parameters else {}
-    keys = request["kv_length"]
+    slice_option = (
+        {"_slice": False} if "_slice" in signature(prepare_padding_mask).parameters else {}
+    )
+    kv_length = request["kv_length"]
     offset = request.get("kv_offset", 0)
-    return prepare_padding_mask(request.get("attention_mask"), keys, offset, **whole)
+    return prepare_padding_mask(request.get("attention_mask"), kv_length, offset, **slice_option)
 
 
 def validate_config(config: Any) -> None:

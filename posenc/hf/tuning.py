@@ -85,7 +85,7 @@ def tune(
         mask_token=mask_token,
         teacher=teacher_rotation,
     )
-    size = sum(p.numel() for p in model.parameters())
+    num_parameters = sum(p.numel() for p in model.parameters())
     if config.lora_rank:
         rank = config.lora_rank
         alpha = 2.0 * rank  # chosen, not derived: adapters act at twice their product
@@ -99,7 +99,7 @@ def tune(
     for step in range(len(losses), config.steps):
         # Dropout, too, depends on the step only, so that a restart drops the same numbers.
         torch.manual_seed(config.seed * STEP_SEED_STRIDE + step)
-        _set_learning_rate(optimizer, config.rate(size) * config.schedule(step))
+        _set_learning_rate(optimizer, config.rate(num_parameters) * config.schedule(step))
         tokens = step_tokens(windows, train_length, config, step)
         if mask_token is None:
             loss = next_token_loss(model, tokens, train_length, teacher)
@@ -128,10 +128,10 @@ def _take_optimizer_step(
     Raises: RunFailed, before any weight changes, if the loss or the gradient is not finite.
     """
     loss.backward()
-    norm = nn.utils.clip_grad_norm_(trainable.values(), 1.0)
-    if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
+    gradient_norm = nn.utils.clip_grad_norm_(trainable.values(), 1.0)
+    if not (math.isfinite(loss.item()) and math.isfinite(gradient_norm.item())):
         raise RunFailed(
-            f"tuning: the loss is {loss.item()}, its gradient {norm.item()} long at step "
+            f"tuning: the loss is {loss.item()}, its gradient {gradient_norm.item()} long at step "
             f"{step}; lower the learning rate."
         )
     optimizer.step()
@@ -155,9 +155,9 @@ def _set_gradient_checkpointing(model: Any, on: bool) -> None:
     if not model.supports_gradient_checkpointing:
         raise ValueError(f"--recompute: {type(model).__name__} has no such code in transformers.")
     # The older name warns where there is the newer one.
-    newer = hasattr(model, "activation_checkpointing_enable")
-    word = "activation" if newer else "gradient"
-    getattr(model, f"{word}_checkpointing_{'enable' if on else 'disable'}")()
+    has_newer_name = hasattr(model, "activation_checkpointing_enable")
+    name_prefix = "activation" if has_newer_name else "gradient"
+    getattr(model, f"{name_prefix}_checkpointing_{'enable' if on else 'disable'}")()
     if not on:
         model.disable_input_require_grads()  # which the other call let embeddings have
 
@@ -169,8 +169,8 @@ def step_tokens(windows: Windows, train_length: int, config: TuneConfig, step: i
     rows = torch.randint(0, len(windows), (config.batch,), generator=generator)
     tokens = windows.tokens[rows]
     if float(torch.rand((), generator=generator)) < config.short_share:
-        pieces = tokens.shape[1] // train_length
-        tokens = tokens[:, : pieces * train_length].reshape(-1, train_length)
+        num_pieces = tokens.shape[1] // train_length
+        tokens = tokens[:, : num_pieces * train_length].reshape(-1, train_length)
     return tokens
 
 
@@ -235,9 +235,9 @@ def save_tuning(
     # The JSON is replaced last, so that it never names tensors that are not there.
     record = {"losses": losses, "tensors": path.name, "tensors_sha256": sha256(content)}
     write_sealed(folder / TUNING_STATE_FILE, run_identity, record)
-    for old in folder.glob(TUNING_TENSORS_FILE.format(step="*")):
-        if old != path:
-            old.unlink()
+    for old_file in folder.glob(TUNING_TENSORS_FILE.format(step="*")):
+        if old_file != path:
+            old_file.unlink()
 
 
 def restore_tuning(
@@ -295,9 +295,9 @@ class LoRALinear(nn.Module):
         # GPT-2's Conv1D keeps (in, out).
         rows, columns = self._weight.shape
         self.transposed = not isinstance(base, nn.Linear)
-        inputs, outputs = (rows, columns) if self.transposed else (columns, rows)
-        self.down = nn.Parameter(self._weight.new_empty(rank, inputs, dtype=torch.float32))
-        self.up = nn.Parameter(self._weight.new_zeros(outputs, rank, dtype=torch.float32))
+        in_features, out_features = (rows, columns) if self.transposed else (columns, rows)
+        self.down = nn.Parameter(self._weight.new_empty(rank, in_features, dtype=torch.float32))
+        self.up = nn.Parameter(self._weight.new_zeros(out_features, rank, dtype=torch.float32))
         # As the LoRA authors' code and nn.Linear do it.
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
 
@@ -315,8 +315,10 @@ class LoRALinear(nn.Module):
     @torch.no_grad()
     def merge_into_base(self) -> nn.Module:
         """Add the adapters to the weights of the layer, in place, and return the layer."""
-        change = self.up @ self.down * self.scale
-        self._weight.add_((change.T if self.transposed else change).to(self._weight.dtype))
+        weight_change = self.up @ self.down * self.scale
+        self._weight.add_(
+            (weight_change.T if self.transposed else weight_change).to(self._weight.dtype)
+        )
         return self.base
 
 
@@ -346,9 +348,9 @@ def projections(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     a parent with "attn" or "attention" in its name. Feed-forward layers, router and head are left
     out."""
     for path, module in model.named_modules():
-        linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-        above = path.split(".")[:-1]
-        if linear and any("attn" in part or "attention" in part for part in above):
+        is_linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+        parent_names = path.split(".")[:-1]
+        if is_linear and any("attn" in part or "attention" in part for part in parent_names):
             yield path, module
 
 
@@ -370,20 +372,20 @@ def save_adapter(model: Any, folder: Path, base: Path) -> None:
     """
     adapters = {n: m for n, m in model.named_modules() if isinstance(m, LoRALinear)}
     tensors = {}
-    first = next(iter(adapters.values()))
+    first_adapter = next(iter(adapters.values()))
     for name, adapter in adapters.items():
         tensors[f"base_model.model.{name}.lora_A.weight"] = adapter.down.detach().contiguous()
         tensors[f"base_model.model.{name}.lora_B.weight"] = adapter.up.detach().contiguous()
-    rank = first.down.shape[0]
+    rank = first_adapter.down.shape[0]
     adapter_config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": rank,
-        "lora_alpha": first.scale * rank,
+        "lora_alpha": first_adapter.scale * rank,
         "target_modules": sorted(adapters),
         "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": first.transposed,
+        "fan_in_fan_out": first_adapter.transposed,
         "base_model_name_or_path": str(base),
         "inference_mode": True,
     }

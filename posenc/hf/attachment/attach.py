@@ -284,7 +284,7 @@ def shape_of(
     4
     """
     example = build_example(model) if example is None else example
-    before = getattr(model, ATTACHMENT_ATTRIBUTE, None)
+    previous_attachment = getattr(model, ATTACHMENT_ATTRIBUTE, None)
     attachment = Attachment("keep")
     setattr(model, ATTACHMENT_ATTRIBUTE, attachment)
     try:
@@ -292,8 +292,8 @@ def shape_of(
         return stack_shape(stacks[0 if encoder else -1], model.config)
     finally:
         _restore_model(model)
-        if before is not None:
-            setattr(model, ATTACHMENT_ATTRIBUTE, before)
+        if previous_attachment is not None:
+            setattr(model, ATTACHMENT_ATTRIBUTE, previous_attachment)
 
 
 def _replace_attention(model: Any, attachment: Attachment, example: dict[str, Any]) -> list[Stack]:
@@ -305,10 +305,10 @@ def _replace_attention(model: Any, attachment: Attachment, example: dict[str, An
     register_attention()
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     attachment.implementations = [(c, c._attn_implementation) for c in configs.values()]
-    for module, new in builtin_positions.attributes_that_omit_bias(model):
-        replaced = {name: vars(module)[name] for name in new if name in vars(module)}
-        attachment.changed.append((module, new, replaced))
-        vars(module).update(new)
+    for module, new_attributes in builtin_positions.attributes_that_omit_bias(model):
+        replaced = {name: vars(module)[name] for name in new_attributes if name in vars(module)}
+        attachment.changed.append((module, new_attributes, replaced))
+        vars(module).update(new_attributes)
     if model.config.model_type == "bloom":
         # transformers ignores the request for BLOOM, whose own code bypasses its interface.
         for config in configs.values():
@@ -344,8 +344,10 @@ def _resolve_stack_encodings(
     `decoder` is missing or there is no decoder for it.
     """
     if (decoder is not None) != (len(stacks) == 2):
-        expected = "two stacks: give decoder= too" if len(stacks) == 2 else "one stack: no decoder="
-        raise ValueError(f"attach: {type(model).__name__} has {expected}.")
+        expected_in_words = (
+            "two stacks: give decoder= too" if len(stacks) == 2 else "one stack: no decoder="
+        )
+        raise ValueError(f"attach: {type(model).__name__} has {expected_in_words}.")
     encodings = []
     # Not strict: a single stack leaves `decoder` over, which is None here.
     for stack, chosen in zip(stacks, (encoding, decoder), strict=False):
@@ -362,17 +364,17 @@ def _refuse_unfit_encoding(
 ) -> None:
     """Raise ValueError if the encoding cannot work in this stack; reads_tokens: True if the stack
     reads tokens, not images or sound."""
-    causal = all(call.causal for call in stack.attentions)
+    is_causal = all(call.causal for call in stack.attentions)
     acts = bool(encoding.claims.places)
-    if encoding.claims.causal_only and acts and not causal:
+    if encoding.claims.causal_only and acts and not is_causal:
         raise ValueError(
             f"attach: {type(encoding).__name__} works in causal attention only, and "
             f"{type(stack.module).__name__} looks at the future too."
         )
     if not reads_tokens:
         _refuse_encoding_of_tokens(encoding, stack.module)
-    three_components = any(hasattr(m, "get_rope_index") for m in model.modules())
-    if encoding.claims.num_axes == 1 and three_components:
+    has_three_components = any(hasattr(m, "get_rope_index") for m in model.modules())
+    if encoding.claims.num_axes == 1 and has_three_components:
         raise ValueError(
             f"attach: {type(model).__name__} gives its text positions of three components, and "
             f"{type(encoding).__name__} takes one. Attach posenc.MRoPE, with an example= whose "
@@ -414,8 +416,8 @@ def _attach_to_stack(
     embeddings if the encoding acts there, and on each attention. has_positions: False where the
     stack's forward gets none, see hooks.AttachedLayer."""
     module = stack.module
-    first = next(module.parameters())
-    module.add_module(ENCODING_MODULE, encoding.to(first.device))
+    first_parameter = next(module.parameters())
+    module.add_module(ENCODING_MODULE, encoding.to(first_parameter.device))
     attachment.stacks.append(module)
     attachment.handles += [
         module.register_forward_pre_hook(hooks.begin_stack, with_kwargs=True),
@@ -424,9 +426,9 @@ def _attach_to_stack(
     if 1 in encoding.claims.places:
         table = module.get_input_embeddings()  # type: ignore[operator]
         attachment.handles.append(table.register_forward_hook(hooks.encode_embeddings))
-    for other in stack.cross_attentions:
-        attachment.changed.append((other, {LAYER_ATTRIBUTE: None}, {}))
-        vars(other)[LAYER_ATTRIBUTE] = None
+    for cross_attention in stack.cross_attentions:
+        attachment.changed.append((cross_attention, {LAYER_ATTRIBUTE: None}, {}))
+        vars(cross_attention)[LAYER_ATTRIBUTE] = None
     encoding_in_one_line = repr_in_one_line(encoding)
     for index, call in enumerate(stack.attentions):
         attention: Any = call.module
@@ -515,10 +517,10 @@ def _restore_model(model: Any) -> None:
     attachment: Attachment = getattr(model, ATTACHMENT_ATTRIBUTE)
     for handle in attachment.handles:
         handle.remove()
-    for module, new, old in reversed(attachment.changed):
-        for name in new:
+    for module, new_attributes, old_attributes in reversed(attachment.changed):
+        for name in new_attributes:
             vars(module).pop(name, None)
-        vars(module).update(old)
+        vars(module).update(old_attributes)
     for stack in attachment.stacks:
         delattr(stack, ENCODING_MODULE)
     for config, name in attachment.implementations:

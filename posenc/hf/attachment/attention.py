@@ -87,10 +87,10 @@ def build_mask(**request: Any) -> LazyMask | Tensor | None:
     if forward is None:
         return theirs.sdpa_mask(**request)
     if request.get("use_vmap"):  # a user's mask, which may not accept indices that broadcast
-        dense = theirs.sdpa_mask(**request)
-        if dense is None:
+        dense_mask = theirs.sdpa_mask(**request)
+        if dense_mask is None:
             return None
-        return LazyMask(lambda b, h, q, k: dense[b, 0, q, k], 0, 0, forward)
+        return LazyMask(lambda b, h, q, k: dense_mask[b, 0, q, k], 0, 0, forward)
     # A static cache hands out the tensor in which it counts its tokens, and counts on in place
     # before the first layer evaluates this mask.
     mask_function = request["mask_function"]
@@ -211,9 +211,11 @@ class _EncodingInputs(NamedTuple):
 def _inputs_without_encoding(q_len: int, kv_len: int, device: torch.device) -> _EncodingInputs:
     """Return the inputs for a module without an encoding: tokens count from 0, and the queries are
     the last of them."""
-    first = kv_len - q_len  # below 0 where a long text reads a short one by cross-attention
+    first_query = kv_len - q_len  # below 0 where a long text reads a short one by cross-attention
     kv_positions = consecutive_positions(0, kv_len, device)
-    q_positions = kv_positions if first == 0 else consecutive_positions(first, q_len, device)
+    q_positions = (
+        kv_positions if first_query == 0 else consecutive_positions(first_query, q_len, device)
+    )
     return _EncodingInputs(PositionEncoding(), q_positions, kv_positions, None, None)
 
 
@@ -327,8 +329,8 @@ def _cut_unseen_keys(mask: Tensor, kv_len: int) -> Tensor:
     """
     if mask.shape[-1] <= kv_len:  # nothing to read, which would break a compiled graph
         return mask
-    end = mask[..., kv_len:]
-    return mask if bool(_visible_keys(end).any()) else mask[..., :kv_len]
+    unseen = mask[..., kv_len:]
+    return mask if bool(_visible_keys(unseen).any()) else mask[..., :kv_len]
 
 
 def _choose_mask(
@@ -357,20 +359,22 @@ def _choose_mask(
     if isinstance(attention_mask, Tensor):
         if _mask_is_from_model(running):
             attention_mask = _cut_unseen_keys(attention_mask, kv_len)
-        dense = _mask_from_tensor(attention_mask, sizes, module).bind(q_positions, kv_positions)
+        tensor_mask = _mask_from_tensor(attention_mask, sizes, module).bind(
+            q_positions, kv_positions
+        )
         # A family's own code may have made it (OPT's of early transformers 5): it knows of no
         # packed rows. Beside a caller's mask of four dimensions there are no documents.
-        return _combine_masks(dense, document_mask)
+        return _combine_masks(tensor_mask, document_mask)
 
     # Here the mask is None, or a LazyMask that says what plain one it equals.
     shows_all = attention_mask is not None and attention_mask.standard_mask == "full"
     if q_len == 1 or not is_causal or shows_all:
         return None
-    consecutive = as_range(q_positions) is not None and as_range(kv_positions) is not None
-    if has_several_axes or consecutive:
+    are_consecutive = as_range(q_positions) is not None and as_range(kv_positions) is not None
+    if has_several_axes or are_consecutive:
         return _combine_masks(causal, document_mask)
-    in_memory = Mask(lambda pairs: pairs.q_idx + (kv_len - q_len) >= pairs.kv_idx)
-    return _combine_masks(in_memory, document_mask).bind(q_positions, kv_positions)
+    causal_by_index = Mask(lambda pairs: pairs.q_idx + (kv_len - q_len) >= pairs.kv_idx)
+    return _combine_masks(causal_by_index, document_mask).bind(q_positions, kv_positions)
 
 
 def _combine_masks(mask: Mask, documents: Mask | None) -> Mask:
@@ -421,8 +425,8 @@ def attention_is_replaceable(model: Any) -> bool:
     """Return True if posenc can replace the model's attention. transformers silently ignores the
     request if the model's code bypasses its interface (Falcon)."""
     register_attention()
-    before = model.config._attn_implementation
+    previous_implementation = model.config._attn_implementation
     model.set_attn_implementation(IMPLEMENTATION)
-    taken = model.config._attn_implementation == IMPLEMENTATION
-    model.set_attn_implementation(before)
-    return taken
+    is_replaced = model.config._attn_implementation == IMPLEMENTATION
+    model.set_attn_implementation(previous_implementation)
+    return is_replaced

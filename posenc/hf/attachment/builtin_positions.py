@@ -126,10 +126,10 @@ def attributes_that_omit_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any
         blocks: Any = getattr(stack, "block", None)
         if blocks is None:
             continue
-        first = blocks[0].layer[0].SelfAttention
+        first_attention = blocks[0].layer[0].SelfAttention
         for block in blocks:
             attention = block.layer[0].SelfAttention
-            owner = attention if hasattr(attention, "relative_attention_bias") else first
+            owner = attention if hasattr(attention, "relative_attention_bias") else first_attention
             changes.append((attention, {**no_bias, "posenc_table": T5Table(owner)}))
             if len(block.layer) > 2:
                 changes.append((block.layer[1].EncDecAttention, dict(no_bias)))
@@ -156,8 +156,8 @@ def bloom_attention(
     """Compute BLOOM's attention by posenc, because BLOOM bypasses transformers' interface."""
     query, key, value = module._reshape(module.query_key_value(hidden_states))
     if layer_past is not None:
-        places = cache_update_options(kwargs)
-        key, value = layer_past.update(key, value, module.layer_idx, **places)
+        cache_options = cache_update_options(kwargs)
+        key, value = layer_past.update(key, value, module.layer_idx, **cache_options)
     out, _ = attend(
         module,
         query,
@@ -220,11 +220,13 @@ def mixes_packed_texts(model: Any, stack: Stack, example: dict[str, Any]) -> boo
         ids.device
     )
     packed = {**example, "position_ids": position_ids.expand(ids.shape)}
-    other = ids.clone()
-    other[:, :first_len] = ids[:, :first_len].flip(-1)
+    other_ids = ids.clone()
+    other_ids[:, :first_len] = ids[:, :first_len].flip(-1)
     try:
         original = _hidden_states(model, stack.module, packed, ignores_mask=False)
-        changed = _hidden_states(model, stack.module, {**packed, name: other}, ignores_mask=False)
+        changed = _hidden_states(
+            model, stack.module, {**packed, name: other_ids}, ignores_mask=False
+        )
     except Exception:  # the family's code stops at a packed row, and will in the user's call
         return False
     error = float((changed - original)[:, first_len:].abs().max() / original.abs().max())

@@ -43,9 +43,9 @@ class AppendedChannels:
         if running.state is not None:
             shape = (running.state.shape[1], *running.state.shape[3:])
             state = shape, torch.promote_types(running.state.dtype, torch.float32)
-        axes = running.encoding.claims.num_axes
+        num_axes = running.encoding.claims.num_axes
         dtype = torch.int64 if are_whole else torch.float64
-        return cls(key_dim, axes, dtype, state, running.layer.encoding_in_one_line)
+        return cls(key_dim, num_axes, dtype, state, running.layer.encoding_in_one_line)
 
     @property
     def bytes_per_token(self) -> int:
@@ -97,7 +97,7 @@ class AppendedChannels:
             head 1    k k k ... k p p p
             head 2    k k k ... k p p 0
         """
-        batch, heads, length, _ = k.shape
+        batch, num_heads, length, _ = k.shape
         if positions.ndim == 1 + (self.num_axes > 1):
             positions = positions.expand(batch, *positions.shape)
         by_axis = positions.reshape(batch, length, self.num_axes).to(self.positions_dtype)
@@ -106,10 +106,10 @@ class AppendedChannels:
             assert self.state_layout is not None
             by_token = state.movedim(2, 1).reshape(batch, length, -1)
             channels.append(_to_byte_channels(by_token.to(self.state_layout[1]), k.dtype))
-        width = self.channels_per_head(k)
-        unused = heads * width - self.bytes_per_token
-        channels.append(k.new_zeros(batch, length, unused))
-        by_head = torch.cat(channels, dim=-1).view(batch, length, heads, width)
+        num_channels = self.channels_per_head(k)
+        num_unused = num_heads * num_channels - self.bytes_per_token
+        channels.append(k.new_zeros(batch, length, num_unused))
+        by_head = torch.cat(channels, dim=-1).view(batch, length, num_heads, num_channels)
         return torch.cat([k, by_head.transpose(1, 2)], dim=-1)
 
     def split_keys(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -171,7 +171,7 @@ def cached_positions(cache: Any) -> Tensor | None:
     update = vars(cache).get("update")
     if not isinstance(update, PositionedUpdate):
         return None
-    longest: Tensor | None = None
+    longest_keys: Tensor | None = None
     channels: AppendedChannels | None = None
     for index, layers_channels in update.channels_by_layer.items():
         keys = _joined_keys(cache, index)
@@ -179,12 +179,12 @@ def cached_positions(cache: Any) -> Tensor | None:
             -1
         ] != layers_channels.key_dim + layers_channels.channels_per_head(keys):
             continue
-        if longest is None or keys.shape[2] > longest.shape[2]:
-            longest = keys
+        if longest_keys is None or keys.shape[2] > longest_keys.shape[2]:
+            longest_keys = keys
             channels = layers_channels
-    if longest is None or channels is None:
+    if longest_keys is None or channels is None:
         return None
-    return channels.positions_in(longest.detach())
+    return channels.positions_in(longest_keys.detach())
 
 
 def _joined_keys(cache: Any, index: int) -> Tensor | None:
@@ -264,10 +264,10 @@ class PositionedUpdate:
         """Raise ValueError if the cache holds positions, and the model no longer has an encoding to
         read them."""
         channels = self.channels_by_layer.get(index)
-        before = _initialized_layer(self.cache, index)
-        if channels is None or before is None or not int(before.get_seq_length()):
+        layer = _initialized_layer(self.cache, index)
+        if channels is None or layer is None or not int(layer.get_seq_length()):
             return
-        if keys.shape[-1] == channels.key_dim and before.keys.shape[-1] != channels.key_dim:
+        if keys.shape[-1] == channels.key_dim and layer.keys.shape[-1] != channels.key_dim:
             raise ValueError(
                 "posenc: the cache was filled while an encoding was attached to the model, which "
                 "is gone. Start with an empty cache."

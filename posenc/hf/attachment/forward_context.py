@@ -74,8 +74,8 @@ class RunningAttention:
         if isinstance(self.kv_positions, range):
             self.kv_positions = self.kv_positions[:length]
         else:
-            tokens_at = -1 if self.encoding.claims.num_axes == 1 else -2
-            self.kv_positions = self.kv_positions.narrow(tokens_at, 0, length)
+            token_dim = -1 if self.encoding.claims.num_axes == 1 else -2
+            self.kv_positions = self.kv_positions.narrow(token_dim, 0, length)
         if self.kv_state is not None:
             self.kv_state = self.kv_state[:, :, :length]
 

@@ -75,8 +75,10 @@ class HookedModule:
     def is_in_place(self) -> bool:
         """Return True if the module is still there, or inside a module that was wrapped around it
         there."""
-        there = getattr(self.parent, self.name, None)
-        return isinstance(there, nn.Module) and any(m is self.module for m in there.modules())
+        current_module = getattr(self.parent, self.name, None)
+        return isinstance(current_module, nn.Module) and any(
+            m is self.module for m in current_module.modules()
+        )
 
 
 def locate_modules(model: nn.Module, modules: list[nn.Module]) -> list[HookedModule]:
@@ -131,9 +133,9 @@ def begin_stack(
         raise ValueError("posenc attention returns no weights: set output_attentions=False.")
     if not torch.compiler.is_compiling():
         _refuse_exchanged_modules(stack)
-    mask = _mask_for_fractional_positions(arguments)
-    arguments = arguments | mask
-    kwargs = kwargs | mask
+    mask_argument = _mask_for_fractional_positions(arguments)
+    arguments = arguments | mask_argument
+    kwargs = kwargs | mask_argument
     encoding: Any = getattr(stack, ENCODING_MODULE)
     positions, documents = _positions_and_documents(arguments, encoding.claims.num_axes)
     if documents is not None and vars(stack).get(MIXES_TEXTS_ATTRIBUTE):
@@ -142,9 +144,13 @@ def begin_stack(
         prepared = encoding
     else:
         # Only these encodings change with the length. Reading it waits for a device.
-        changing = not encoding.claims.cache_safe
-        last = as_tensor(positions)
-        length = int(last.max()) + 1 if changing and last.numel() else None
+        changes_with_length = not encoding.claims.cache_safe
+        positions_tensor = as_tensor(positions)
+        length = (
+            int(positions_tensor.max()) + 1
+            if changes_with_length and positions_tensor.numel()
+            else None
+        )
         prepared = encoding.prepare(positions, length)
     has_mask = arguments.get("attention_mask") is not None
     if _positions_skip_padding(positions, arguments) and vars(stack).get(
@@ -192,11 +198,11 @@ def _add_to_embeddings(forward: RunningForward, embeddings: Tensor) -> Tensor:
     """Return embeddings (batch, len, embed_dim) with the encoding added. Raise ValueError if the
     forward reads no tokens, and so has no positions."""
     if forward.positions is None:
-        encoding = type(forward.encoding).__name__
-        stack = type(forward.stack).__name__
+        encoding_name = type(forward.encoding).__name__
+        stack_name = type(forward.stack).__name__
         raise ValueError(
-            f"posenc: {encoding} adds positions to the embeddings of tokens, and this forward of "
-            f"{stack} got neither input_ids nor inputs_embeds."
+            f"posenc: {encoding_name} adds positions to the embeddings of tokens, and this forward "
+            f"of {stack_name} got neither input_ids nor inputs_embeds."
         )
     return forward.encoding.embed(embeddings, as_tensor(forward.positions, embeddings.device))
 
@@ -227,8 +233,8 @@ def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> N
     encoding = forward.encoding.for_layer(layer.index)
     if layer.builtin_bias is not None:
         refresh_table(module, layer.builtin_bias)
-        nothing_added = type(encoding) is PositionEncoding
-        encoding = layer.builtin_bias if nothing_added else Compose(layer.builtin_bias, encoding)
+        adds_nothing = type(encoding) is PositionEncoding
+        encoding = layer.builtin_bias if adds_nothing else Compose(layer.builtin_bias, encoding)
     running = RunningAttention(
         module,
         forward,
@@ -330,9 +336,9 @@ def _mask_for_fractional_positions(arguments: dict[str, Any]) -> dict[str, Tenso
     ids = arguments.get("position_ids")
     tokens = arguments.get("input_ids")
     tokens = arguments.get("inputs_embeds") if tokens is None else tokens
-    cached = find_cache(arguments.values()) is not None
+    has_cache = find_cache(arguments.values()) is not None
     has_mask = arguments.get("attention_mask") is not None
-    if ids is None or not ids.is_floating_point() or tokens is None or cached or has_mask:
+    if ids is None or not ids.is_floating_point() or tokens is None or has_cache or has_mask:
         return {}
     return {"attention_mask": torch.ones(tokens.shape[:2], dtype=torch.long, device=tokens.device)}
 
@@ -379,8 +385,8 @@ def _positions_and_documents(
         raise ValueError("posenc: packed rows need position_ids, which restart in each document.")
     if not isinstance(mask, Tensor) or mask.ndim != 2 or bool((mask != 0).all()):
         return consecutive_positions(num_cached, length, tokens.device), None
-    real = positions_from_mask(mask)[:, num_cached : num_cached + length]
-    return real.to(tokens.device), None
+    positions = positions_from_mask(mask)[:, num_cached : num_cached + length]
+    return positions.to(tokens.device), None
 
 
 def _positions_and_documents_of_ids(
@@ -427,8 +433,8 @@ def _integers_unless_fractional(ids: Tensor) -> Tensor:
     look at them, their dtype stays."""
     if not ids.is_floating_point() or torch.compiler.is_compiling():
         return ids
-    whole = ids.isfinite() & (ids == ids.round())
-    return ids.long() if bool(whole.all()) else ids
+    is_whole = ids.isfinite() & (ids == ids.round())
+    return ids.long() if bool(is_whole.all()) else ids
 
 
 def _positions_from_ids(ids: Tensor, num_axes: int) -> Tensor:

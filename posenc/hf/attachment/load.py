@@ -57,9 +57,9 @@ def load(
         )
     folder = Path(folder)
     if not folder.is_dir():
-        state = "a file" if folder.exists() else "not there"
+        what_is_there = "a file" if folder.exists() else "not there"
         raise ValueError(
-            f"posenc.hf.load: {folder} is {state}, and not a folder that "
+            f"posenc.hf.load: {folder} is {what_is_there}, and not a folder that "
             "model.save_pretrained wrote. Models of the Hub are downloaded first."
         )
     if not (folder / RECORD).is_file():
@@ -192,9 +192,9 @@ def _load_parameters(model: Any, parameters_path: Path) -> None:
             if name.partition(".")[0] == str(index)
         }
         # load_state_dict would round the saved numbers to the dtype that the encoding has now.
-        floats = {t.dtype for t in parameters.values() if t.is_floating_point()}
-        if len(floats) == 1:
-            encoding.to(floats.pop())
+        float_dtypes = {t.dtype for t in parameters.values() if t.is_floating_point()}
+        if len(float_dtypes) == 1:
+            encoding.to(float_dtypes.pop())
         try:
             encoding.load_state_dict(parameters)
         except RuntimeError as error:

@@ -25,12 +25,12 @@ def text_beginnings(positions: Tensor, valid: Tensor) -> Tensor:
     positions, valid = torch.broadcast_tensors(positions, valid)
     index = torch.arange(positions.shape[-1], device=positions.device).expand(positions.shape)
     last_valid = index.where(valid, -1).cummax(dim=-1).values
-    previous = F.pad(last_valid[:, :-1], (1, 0), value=-1)
-    steps = positions - positions.gather(-1, previous.clamp(min=0))
-    goes_on = (steps == 1) | (steps == index - previous)
+    previous_index = F.pad(last_valid[:, :-1], (1, 0), value=-1)
+    steps = positions - positions.gather(-1, previous_index.clamp(min=0))
+    goes_on = (steps == 1) | (steps == index - previous_index)
     if positions.is_floating_point():
         goes_on = steps >= 0
-    return valid & (previous >= 0) & ~goes_on
+    return valid & (previous_index >= 0) & ~goes_on
 
 
 def document_numbers(token_numbers: Tensor, mask: Any) -> Tensor | None:
@@ -98,10 +98,12 @@ def refuse_another_text(
         if cached_numbers is None:
             cached_numbers = valid[:, :num_cached].cumsum(dim=-1) - 1
         # Either may have one row that stands for all rows of the batch.
-        rows = max(len(cached_numbers), token_numbers.shape[0] if token_numbers.ndim == 2 else 1)
+        num_rows = max(
+            len(cached_numbers), token_numbers.shape[0] if token_numbers.ndim == 2 else 1
+        )
         numbers_of_both = [
-            cached_numbers.to(ids.device).expand(rows, -1),
-            token_numbers.expand(rows, num_new),
+            cached_numbers.to(ids.device).expand(num_rows, -1),
+            token_numbers.expand(num_rows, num_new),
         ]
         num_compared = cached_numbers.shape[1] + num_new
         begins = text_beginnings(torch.cat(numbers_of_both, dim=1), valid[:, -num_compared:])
@@ -124,12 +126,12 @@ def refuse_packed_text(ids: Tensor, mask: Any) -> None:
         return
     valid = mask.bool() if isinstance(mask, Tensor) and mask.shape == ids.shape[1:] else None
     if first_text_returns(ids.movedim(0, -1), valid):
-        axes = len(ids)
+        num_axes = len(ids)
         raise ValueError(
-            f"posenc: position_ids of {axes} components return to the text that begins their row, "
-            "as packed texts do, and only a number for each token says where a text ends. Put it "
-            f"before the components: position_ids of shape ({axes + 1}, batch, len), whose first "
-            "entry counts from 0 in each text."
+            f"posenc: position_ids of {num_axes} components return to the text that begins their "
+            "row, as packed texts do, and only a number for each token says where a text ends. Put "
+            f"it before the components: position_ids of shape ({num_axes + 1}, batch, len), whose "
+            "first entry counts from 0 in each text."
         )
 
 

@@ -67,8 +67,8 @@ def prove(model: Any, example: dict[str, Any]) -> None:
 
     Raises: ValueError, naming the installed releases, if outcomes differ or a forward fails.
     """
-    gpus = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(sorted(gpus, key=str)):
+    gpu_devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(sorted(gpu_devices, key=str)):
         proof = _Proof(model, example)
         if "pixel_values" in example and model.main_input_name == "pixel_values":
             proof.prove_patches_stay()  # images are read at once, and without padding
@@ -109,23 +109,24 @@ class _Proof:
 
     def compare_all(self) -> str | None:
         """Make all comparisons. Return in words what could not be compared, and why."""
-        tokens = [name for name in self.per_token[:2] if name in self.example]
-        others = sorted(set(self.example) - set(self.per_token))
-        if not tokens or (others and not self.two_stacks):
-            return f"in steps and with padding: its example has {', '.join(others) or 'no tokens'}"
-        whole = self.run_finite_forward("a few tokens")
-        length = whole.hidden.shape[1]
+        token_arguments = [name for name in self.per_token[:2] if name in self.example]
+        other_arguments = sorted(set(self.example) - set(self.per_token))
+        if not token_arguments or (other_arguments and not self.two_stacks):
+            content = ", ".join(other_arguments) or "no tokens"
+            return f"in steps and with padding: its example has {content}"
+        expected = self.run_finite_forward("a few tokens")
+        length = expected.hidden.shape[1]
         if length <= NUM_MISSING_TOKENS:
             return f"in steps and with padding: its example has {length} tokens"
         bounds = sorted({0, length // 2, length - 1, length})
-        stepwise = self.read_in_steps(self.example, bounds)
-        if stepwise is not None:
-            self.compare("in steps through its own cache", stepwise, whole)
-            if (static := self.read_through_static_cache(self.example, bounds)) is not None:
-                self.compare("in steps through a static cache", static, whole)
+        stepwise_output = self.read_in_steps(self.example, bounds)
+        if stepwise_output is not None:
+            self.compare("in steps through its own cache", stepwise_output, expected)
+            if (static_output := self.read_through_static_cache(self.example, bounds)) is not None:
+                self.compare("in steps through a static cache", static_output, expected)
         if "input_ids" in self.example and forward_takes(self.model, "attention_mask"):
-            self.prove_padding(whole, cached=stepwise is not None)
-        if stepwise is None and whole.causal and forward_takes(self.model, "use_cache"):
+            self.prove_padding(expected, cached=stepwise_output is not None)
+        if stepwise_output is None and expected.causal and forward_takes(self.model, "use_cache"):
             return "in steps: it returned no cache"
         return None
 
@@ -146,9 +147,9 @@ class _Proof:
         keeps, and their order, which no attention sees."""
         first = self.run_finite_forward("an image")
         again = self.run_forward(self.example)
-        same_places = first.hidden.shape == again.hidden.shape
+        has_same_shape = first.hidden.shape == again.hidden.shape
         largest = float(first.hidden.abs().max())
-        if same_places and (first.hidden - again.hidden).abs().max() <= self.tolerance * largest:
+        if has_same_shape and (first.hidden - again.hidden).abs().max() <= self.tolerance * largest:
             return
         raise ValueError(
             f"attach: {type(self.model).__name__} reads one image differently each time: it drops "
@@ -174,8 +175,8 @@ class _Proof:
             if side == "left" and cached and not self.two_stacks:
                 bounds = [0, length - NUM_MISSING_TOKENS, length]
                 readings = {actual_in_words: self.read_in_steps(padded, bounds)}
-                if (static := self.read_through_static_cache(padded, bounds)) is not None:
-                    readings[f"{actual_in_words}, through a static cache,"] = static
+                if (static_output := self.read_through_static_cache(padded, bounds)) is not None:
+                    readings[f"{actual_in_words}, through a static cache,"] = static_output
             else:
                 readings = {actual_in_words: self.run_forward(padded)}
             real_tokens = slice(None)
@@ -211,17 +212,17 @@ class _Proof:
 
         short: arguments for fewer tokens. side: "left" or "right". pad_token: id of the padding.
         """
-        sizes = (NUM_MISSING_TOKENS, 0) if side == "left" else (0, NUM_MISSING_TOKENS)
+        pad_sizes = (NUM_MISSING_TOKENS, 0) if side == "left" else (0, NUM_MISSING_TOKENS)
         batch: dict[str, Any] = {}
         for name, value in self.example.items():
             row = short[name]
             if row.shape != value.shape:
-                row = F.pad(row, sizes, value=pad_token if name == "input_ids" else 0)
-            rows_at = 1 if name == "position_ids" and row.ndim == 3 else 0
-            batch[name] = torch.cat([value, row], dim=rows_at)
-        real = torch.ones_like(self.example["input_ids"])
-        hidden = F.pad(torch.ones_like(short["input_ids"]), sizes)
-        return {**batch, "attention_mask": torch.cat([real, hidden])}
+                row = F.pad(row, pad_sizes, value=pad_token if name == "input_ids" else 0)
+            row_dim = 1 if name == "position_ids" and row.ndim == 3 else 0
+            batch[name] = torch.cat([value, row], dim=row_dim)
+        unpadded_mask = torch.ones_like(self.example["input_ids"])
+        padded_mask = F.pad(torch.ones_like(short["input_ids"]), pad_sizes)
+        return {**batch, "attention_mask": torch.cat([unpadded_mask, padded_mask])}
 
     def arguments_for_tokens(
         self, arguments: dict[str, Any], first: int, last: int
@@ -231,8 +232,8 @@ class _Proof:
         selected = dict(arguments)
         for name in self.per_token:
             if name in selected:
-                tokens_at = 1 if name == "inputs_embeds" else -1
-                selected[name] = selected[name].narrow(tokens_at, first, last - first)
+                token_dim = 1 if name == "inputs_embeds" else -1
+                selected[name] = selected[name].narrow(token_dim, first, last - first)
         if "attention_mask" in selected and not self.two_stacks:
             selected["attention_mask"] = selected["attention_mask"][:, :last]
         return selected
@@ -251,14 +252,16 @@ class _Proof:
         if not forward_takes(self.model, "use_cache"):
             return None
         steps: list[StackOutput] = []
-        cache: dict[str, Any] = {"use_cache": True, **(cache_argument or {})}
+        step_arguments: dict[str, Any] = {"use_cache": True, **(cache_argument or {})}
         for first, last in pairwise(bounds):
-            if not cache:
+            if not step_arguments:
                 return None
             steps.append(
-                self.run_forward({**self.arguments_for_tokens(arguments, first, last), **cache})
+                self.run_forward(
+                    {**self.arguments_for_tokens(arguments, first, last), **step_arguments}
+                )
             )
-            cache = arguments_for_next_step(self.model, steps[-1].returned)
+            step_arguments = arguments_for_next_step(self.model, steps[-1].returned)
         by_layer = zip(*(step.positions for step in steps), strict=True)
         joined = [torch.cat(places, dim=1) for places in by_layer]
         hidden = torch.cat([step.hidden for step in steps], dim=1)
@@ -272,8 +275,10 @@ class _Proof:
 
         Return None if the model supports no static cache, or if a forward with one raises an error:
         such a model computes nothing wrong, and needs no refusal."""
-        source = arguments["input_ids"].shape[1] if "input_ids" in arguments else 0
-        cache_argument = static_cache_argument(self.model, bounds[-1] + NUM_MISSING_TOKENS, source)
+        source_length = arguments["input_ids"].shape[1] if "input_ids" in arguments else 0
+        cache_argument = static_cache_argument(
+            self.model, bounds[-1] + NUM_MISSING_TOKENS, source_length
+        )
         if not cache_argument:
             return None
         try:
@@ -302,8 +307,8 @@ class _Proof:
         layers = [(vars(call.module).get(LAYER_ATTRIBUTE), call) for call in record.calls]
         own_calls = [call for layer, call in layers if layer and layer.stack is self.stack]
         hidden = outputs[-1].float()
-        places = [self.positions_by_row(call.positions, hidden) for call in own_calls]
-        return StackOutput(hidden, places, all(call.causal for call in own_calls), returned)
+        positions = [self.positions_by_row(call.positions, hidden) for call in own_calls]
+        return StackOutput(hidden, positions, all(call.causal for call in own_calls), returned)
 
     def positions_by_row(self, positions: Tensor | range, hidden: Tensor) -> Tensor:
         """Return positions with an axis for the rows of the batch: (batch, len) or, with several
@@ -341,11 +346,12 @@ class _Proof:
     ) -> ValueError:
         """Return the error of class `kind` for a problem such as "fails with input_ids", the end of
         a sentence about this model with this encoding; it names the installed releases."""
-        encoding = type(getattr(self.stack, ENCODING_MODULE)).__name__
+        encoding_name = type(getattr(self.stack, ENCODING_MODULE)).__name__
         installed = versions("transformers", "torch")
         releases = ", ".join(f"{name} {number}" for name, number in installed.items())
         return kind(
-            f"attach: {type(self.model).__name__} with {encoding} {problem}. Either this model or "
-            f"the encoding cannot do that, or these releases do not fit together: {releases}. "
-            "check=False attaches it all the same, to read rows without padding in one pass."
+            f"attach: {type(self.model).__name__} with {encoding_name} {problem}. Either this "
+            "model or the encoding cannot do that, or these releases do not fit together: "
+            f"{releases}. check=False attaches it all the same, to read rows without padding in "
+            "one pass."
         )

@@ -208,7 +208,7 @@ def shared_parameter_names(encoding: nn.Module) -> list[list[str]]:
     names: dict[int, list[str]] = {}
     for name, parameter in encoding.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    return [of_one for of_one in names.values() if len(of_one) > 1]
+    return [names_of_one for names_of_one in names.values() if len(names_of_one) > 1]
 
 
 def share_parameters(encoding: nn.Module, groups: list[list[str]]) -> None:
@@ -237,10 +237,10 @@ def weights_fingerprint(folder: Path) -> str:
     for path in files.weight_files(folder):
         with safe_open(path, framework="pt") as opened:
             for name in sorted(opened.keys()):
-                part = opened.get_slice(name)
-                shape = part.get_shape()
-                digest.update(f"{name} {part.get_dtype()} {shape}".encode())
-                tensor: Tensor = part[:1] if shape else opened.get_tensor(name)
+                tensor_slice = opened.get_slice(name)
+                shape = tensor_slice.get_shape()
+                digest.update(f"{name} {tensor_slice.get_dtype()} {shape}".encode())
+                tensor: Tensor = tensor_slice[:1] if shape else opened.get_tensor(name)
                 first = tensor.flatten()[:HASHED_ELEMENTS_PER_WEIGHT].contiguous()
                 digest.update(first.view(torch.uint8).numpy().tobytes() if shape else b"")
     return digest.hexdigest()

@@ -45,12 +45,14 @@ def build_example(model: Any) -> dict[str, Tensor]:
     config = model.config.get_text_config()
     device = model.device
     if model.main_input_name == "pixel_values":
-        size = model.config.image_size
-        height, width = size if isinstance(size, list | tuple) else (size, size)
+        image_size = model.config.image_size
+        height, width = (
+            image_size if isinstance(image_size, list | tuple) else (image_size, image_size)
+        )
         shape = (1, model.config.num_channels, height, width)
-        frames = getattr(config, "num_frames", None)
-        if frames is not None:
-            shape = (1, frames, *shape[1:])
+        num_frames = getattr(config, "num_frames", None)
+        if num_frames is not None:
+            shape = (1, num_frames, *shape[1:])
         pixels = torch.linspace(-1, 1, math.prod(shape), device=device)
         return {"pixel_values": pixels.view(shape).to(model.dtype)}
     vocab_size = getattr(config, "vocab_size", None)
@@ -64,10 +66,10 @@ def build_example(model: Any) -> dict[str, Tensor]:
     ).long()[None]
     if not model.config.is_encoder_decoder:
         return {"input_ids": ids}
-    source = torch.linspace(
+    source_ids = torch.linspace(
         vocab_size // 4, 3 * vocab_size // 4, EXAMPLE_SOURCE_LENGTH, device=device
     ).long()[None]
-    return {"input_ids": source, "decoder_input_ids": ids}
+    return {"input_ids": source_ids, "decoder_input_ids": ids}
 
 
 def find_stacks(model: Any, example: dict[str, Any]) -> list[Stack]:
@@ -121,11 +123,11 @@ def recorded_attention(*, ignores_mask: bool = False) -> Iterator[AttentionRecor
     """Record the calls of the attention interface inside the block. ignores_mask: True if attention
     is to ignore its mask there, so that every token sees every other."""
     record = AttentionRecord(ignores_mask)
-    token = TRIAL_RECORD.set(record)
+    reset_token = TRIAL_RECORD.set(record)
     try:
         yield record
     finally:
-        TRIAL_RECORD.reset(token)
+        TRIAL_RECORD.reset(reset_token)
 
 
 @torch.no_grad()
@@ -133,24 +135,24 @@ def run_in_evaluation(model: Any, example: dict[str, Any]) -> Any:
     """Return the model's output for the arguments `example`, computed in evaluation mode and
     without gradients; training flags are restored. It uses no cache, unless the example asks for
     one."""
-    training = {module: module.training for module in model.modules()}
+    was_training = {module: module.training for module in model.modules()}
     options = {"use_cache": False} if forward_takes(model, "use_cache") else {}
     try:
         return model.eval()(**{**options, **example})
     finally:
-        for module, was in training.items():
-            module.training = was
+        for module, mode_before in was_training.items():
+            module.training = mode_before
 
 
 def rounding_tolerance(model: Any) -> float:
     """Return the largest difference of hidden states, relative to the largest of them, that
     rounding may explain: two orders of the same computation in the model's dtype differ by less."""
     device = model.device.type
-    exact = torch.get_float32_matmul_precision() == "highest"
+    is_exact = torch.get_float32_matmul_precision() == "highest"
     is_coarse = (
         getattr(model, "is_quantized", False)
         or torch.is_autocast_enabled(device)
-        or (model.dtype == torch.float32 and not exact)  # TF32
+        or (model.dtype == torch.float32 and not is_exact)  # TF32
     )
     return (
         HALF_PRECISION_TOLERANCE
@@ -162,20 +164,20 @@ def rounding_tolerance(model: Any) -> float:
 def stack_shape(stack: Stack, config: Any) -> ModelShape:
     """Return the sizes for which an encoding of this stack is built. If the config has no maximum
     length, the training length is 512, which is chosen and not derived."""
-    first = stack.attentions[0]
-    text = config.get_text_config()
+    first_call = stack.attentions[0]
+    text_config = config.get_text_config()
     lengths = [
-        getattr(text, name, None)
+        getattr(text_config, name, None)
         for name in ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
     ]
     positive_lengths = [n for n in lengths if isinstance(n, int) and n > 0]
     return ModelShape(
         embed_dim=stack.embed_dim,
-        num_heads=first.num_heads,
-        num_kv_heads=first.num_kv_heads,
-        head_dim=first.head_dim,
+        num_heads=first_call.num_heads,
+        num_kv_heads=first_call.num_kv_heads,
+        head_dim=first_call.head_dim,
         train_length=positive_lengths[0] if positive_lengths else 512,
-        causal=first.causal,
+        causal=first_call.causal,
     )
 
 
@@ -199,10 +201,10 @@ def _refuse_bypassing_attention(
         )
     ]
     if not names_of_callers or bypassing:
-        outside = f"its {bypassing[0]}" if bypassing else type(model).__name__
+        what_bypasses = f"its {bypassing[0]}" if bypassing else type(model).__name__
         raise ValueError(
             f"attach: the attention of {type(model).__name__} cannot be replaced: transformers "
-            f"has {outside} outside its attention interface, where no encoding can reach it."
+            f"has {what_bypasses} outside its attention interface, where no encoding can reach it."
         )
 
 

@@ -71,8 +71,8 @@ def read_text_config(path: Path) -> dict[str, Any]:
     Raises: ValueError for a file that cannot be read, or a value that no model can have.
     """
     raw = read_json(path)
-    inner = raw.get("text_config")
-    raw = inner if isinstance(inner, dict) else raw
+    inner_config = raw.get("text_config")
+    raw = inner_config if isinstance(inner_config, dict) else raw
     check_config_values(raw, path)
     return raw
 
@@ -84,18 +84,18 @@ def check_config_values(raw: dict[str, Any], path: Path) -> None:
             _check_value(key, value, path)
         elif key in REQUIRED_KEYS:
             raise _count_error(key, value, path)
-    names = raw.get("architectures")
-    if names is not None and not _is_list_of_names(names):
-        raise ValueError(f"{path}: architectures must be a list of names, got {names!r}.")
+    class_names = raw.get("architectures")
+    if class_names is not None and not _is_list_of_names(class_names):
+        raise ValueError(f"{path}: architectures must be a list of names, got {class_names!r}.")
 
 
 def _check_value(key: str, value: Any, path: Path) -> None:
     """Raise ValueError for the value of a key, not null, that no model can have."""
     if key in COUNT_KEYS and not is_count(value):
         raise _count_error(key, value, path)
-    expected_type, expected = TYPES_BY_KEY.get(key, (object, ""))
+    expected_type, expected_in_words = TYPES_BY_KEY.get(key, (object, ""))
     if not isinstance(value, expected_type):
-        raise ValueError(f"{path}: {key} must be {expected}, got {value!r:.60}.")
+        raise ValueError(f"{path}: {key} must be {expected_in_words}, got {value!r:.60}.")
     if key in POSITIVE_KEYS and not is_positive(value):
         raise ValueError(f"{path}: {key} must be a positive number, got {value!r}.")
 
@@ -115,11 +115,11 @@ def check_layer_count(raw: dict[str, Any], num_tensors: int, path: Path) -> None
     """Raise ValueError if the config asks for many more layers than there are tensors: a million
     layers would take hours to build before the missing weights are noticed."""
     for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
-        layers = raw.get(key) or 0
+        num_layers = raw.get(key) or 0
         # Up to 128 layers build fast; the missing weights are named then.
-        if layers > max(128, num_tensors):
+        if num_layers > max(128, num_tensors):
             raise ValueError(
-                f"{path}: {key} is {layers}, but there are only {num_tensors} tensors."
+                f"{path}: {key} is {num_layers}, but there are only {num_tensors} tensors."
             )
 
 
@@ -140,9 +140,9 @@ def check_rotary_keys(raw: dict[str, Any], path: Path = Path("config.json")) -> 
     """
     rope_parameters = _read_object(raw, "rope_parameters", path)
     rope_scaling = _read_object(raw, "rope_scaling", path)
-    comparable = _part_comparable_to_scaling(rope_parameters, rope_scaling)
+    comparable_parameters = _part_comparable_to_scaling(rope_parameters, rope_scaling)
     has_both = bool(rope_parameters and rope_scaling)
-    if has_both and _canonical_keys(comparable) != _canonical_keys(rope_scaling):
+    if has_both and _canonical_keys(comparable_parameters) != _canonical_keys(rope_scaling):
         raise ValueError(
             f"{path} has rope_parameters and another rope_scaling, and transformers takes "
             "rope_scaling: delete the one that is wrong."
@@ -192,11 +192,11 @@ def _check_parameters(parameters: dict[str, Any], raw: dict[str, Any], path: Pat
             f"{', '.join(sorted(KEYS_REQUIRED_BY_ROPE_TYPE))}."
         )
     _check_values(parameters, rope_type, path)
-    names_original_length = bool(
+    has_original_length = bool(
         parameters.get("original_max_position_embeddings")
         or raw.get("original_max_position_embeddings")
     )
-    if rope_type in TYPES_WITH_ORIGINAL_LENGTH and not names_original_length:
+    if rope_type in TYPES_WITH_ORIGINAL_LENGTH and not has_original_length:
         raise ValueError(
             f"{path}: {rope_type} without original_max_position_embeddings; transformers would "
             "take the extended length for the trained one. Add the length the model was trained at."
@@ -205,11 +205,16 @@ def _check_parameters(parameters: dict[str, Any], raw: dict[str, Any], path: Pat
 
 def _check_thetas_agree(parameters: dict[str, Any], raw: dict[str, Any], path: Path) -> None:
     """Raise ValueError for two different bases, one in the rotary keys and one outside of them."""
-    inside = parameters.get("rope_theta")
-    outside = raw.get("rope_theta")
-    if inside is not None and outside is not None and float(inside) != float(outside):
+    inner_theta = parameters.get("rope_theta")
+    outer_theta = raw.get("rope_theta")
+    if (
+        inner_theta is not None
+        and outer_theta is not None
+        and float(inner_theta) != float(outer_theta)
+    ):
         raise ValueError(
-            f"{path}: rope_theta is {outside} outside and {inside} inside of the rotary keys."
+            f"{path}: rope_theta is {outer_theta} outside and {inner_theta} inside of the "
+            "rotary keys."
         )
 
 
@@ -259,9 +264,9 @@ def _part_comparable_to_scaling(
 ) -> dict[str, Any]:
     """Return the part of rope_parameters that can be compared with rope_scaling: the keys of full
     attention if rope_scaling has no layer types, else all."""
-    nested = any(isinstance(value, dict) for value in rope_scaling.values())
+    is_nested = any(isinstance(value, dict) for value in rope_scaling.values())
     full_attention = rope_parameters.get(FULL_ATTENTION)
-    if isinstance(full_attention, dict) and not nested:
+    if isinstance(full_attention, dict) and not is_nested:
         return full_attention
     return rope_parameters
 

@@ -112,10 +112,13 @@ def _require_llama_rope(model: Decoder) -> RoPE:
                 f"this model has {getattr(config, name)!r}."
             )
     if type(encoding) is not RoPE or encoding.interleaved:
-        kind = type(encoding).__name__
-        described = f"{kind}(interleaved=True)" if type(encoding) is RoPE else kind
+        class_name = type(encoding).__name__
+        encoding_in_words = (
+            f"{class_name}(interleaved=True)" if type(encoding) is RoPE else class_name
+        )
         raise ValueError(
-            f"export_llama: Llama has RoPE(interleaved=False) only, this model has {described}."
+            f"export_llama: Llama has RoPE(interleaved=False) only, this model has "
+            f"{encoding_in_words}."
         )
     if encoding.rotary_dim != encoding.head_dim or encoding.scaling is not None:
         raise ValueError(

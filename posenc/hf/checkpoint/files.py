@@ -87,9 +87,9 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).exists():
         return _indexed_files(folder)
     pickles = sorted(p.name for pattern in PICKLES for p in folder.glob(pattern))
-    instead = f"only {', '.join(pickles)}" if pickles else "none"
+    found_in_words = f"only {', '.join(pickles)}" if pickles else "none"
     raise ValueError(
-        f"{folder}: weights must be safetensors, found {instead}. "
+        f"{folder}: weights must be safetensors, found {found_in_words}. "
         "Convert them with the code that made them; pickle files can run code and are never read."
     )
 

@@ -106,7 +106,7 @@ def load_checkpoint(
             f"({one_line(error)})."
         ) from error
     auto_class = _auto_class(config, raw, folder, encoder_decoder)
-    rope_settings, longest = _rope_settings_and_limit(text_config_of(config), folder)
+    rope_settings, trained_length = _rope_settings_and_limit(text_config_of(config), folder)
     device_options = (
         {"device_map": resolved_device} if resolved_device != "cpu" and has_accelerate() else {}
     )
@@ -131,10 +131,12 @@ def load_checkpoint(
     refuse_nonfinite_weights(model, folder)
     _refuse_integer_weights(model, tensors, folder)
     table = position_table(model)
-    longest = longest if table is None else table.length
-    masked = auto_class is transformers.AutoModelForMaskedLM
-    stored = _most_common_dtype(tensors)
-    return Checkpoint(folder, model.eval(), raw, masked, rope_settings, longest, stored)
+    trained_length = trained_length if table is None else table.length
+    is_masked = auto_class is transformers.AutoModelForMaskedLM
+    stored_dtype = _most_common_dtype(tensors)
+    return Checkpoint(
+        folder, model.eval(), raw, is_masked, rope_settings, trained_length, stored_dtype
+    )
 
 
 def _auto_class(config: Any, raw: dict[str, Any], folder: Path, encoder_decoder: bool) -> Any:
@@ -147,32 +149,32 @@ def _auto_class(config: Any, raw: dict[str, Any], folder: Path, encoder_decoder:
     Raises: ValueError for a model that predicts no tokens, or an encoder-decoder unless accepted.
     """
     transformers = import_quiet_transformers()
-    causal = transformers.AutoModelForCausalLM
-    masked = transformers.AutoModelForMaskedLM
-    chosen = causal
-    classes = raw.get("architectures") or []
+    causal_class = transformers.AutoModelForCausalLM
+    masked_class = transformers.AutoModelForMaskedLM
+    chosen_class = causal_class
+    class_names = raw.get("architectures") or []
     says_decoder = getattr(config, "is_decoder", False) or any(
-        "CausalLM" in name or "LMHead" in name for name in classes
+        "CausalLM" in name or "LMHead" in name for name in class_names
     )
-    may_be_causal = type(config) in causal._model_mapping
-    may_be_masked = type(config) in masked._model_mapping
+    may_be_causal = type(config) in causal_class._model_mapping
+    may_be_masked = type(config) in masked_class._model_mapping
     if may_be_masked and not (may_be_causal and says_decoder):
-        chosen = masked  # even if the class is named otherwise, as BertForPreTraining
-    if any("MaskedLM" in name for name in classes):
-        chosen = masked
+        chosen_class = masked_class  # even if the class is named otherwise, as BertForPreTraining
+    if any("MaskedLM" in name for name in class_names):
+        chosen_class = masked_class
     if config.is_encoder_decoder:
         if not encoder_decoder:
             raise ValueError(
                 f"{folder}: a {config.model_type} model has an encoder and a decoder; only models "
                 "of one stack are read here."
             )
-        chosen = transformers.AutoModelForSeq2SeqLM
-    if type(config) not in chosen._model_mapping:
+        chosen_class = transformers.AutoModelForSeq2SeqLM
+    if type(config) not in chosen_class._model_mapping:
         raise ValueError(
             f"{folder}: a {config.model_type} model is neither a causal nor a masked language "
             "model."
         )
-    return chosen
+    return chosen_class
 
 
 def _refuse_mismatched_weights(
@@ -180,24 +182,27 @@ def _refuse_mismatched_weights(
 ) -> None:
     """Raise ValueError for weights that are missing or of other shapes, and warn of those that are
     not used. report: what transformers says of its loading. read_as: the class that was built."""
-    for name, stored, built in sorted(report["mismatched_keys"]):
+    for name, stored_shape, built_shape in sorted(report["mismatched_keys"]):
         raise ValueError(
-            f"{folder}: {name} is stored as {tuple(stored)}, and config.json needs {tuple(built)}."
+            f"{folder}: {name} is stored as {tuple(stored_shape)}, and config.json "
+            f"needs {tuple(built_shape)}."
         )
-    if missing := sorted(report["missing_keys"]):
+    if missing_names := sorted(report["missing_keys"]):
         # transformers would draw them at random and only warn.
-        named = raw.get("architectures") or []
-        if named and read_as not in named:
+        class_names = raw.get("architectures") or []
+        if class_names and read_as not in class_names:
             raise ValueError(
-                f"{folder}: it has a {named[0]}, without {missing[0]}: as a {read_as} it could "
-                "predict no token."
+                f"{folder}: it has a {class_names[0]}, without {missing_names[0]}: as a {read_as} "
+                "it could predict no token."
             )
         raise ValueError(
-            f"{folder}: {len(missing)} weights that config.json needs are missing, such as "
-            f"{missing[0]}."
+            f"{folder}: {len(missing_names)} weights that config.json needs are missing, such as "
+            f"{missing_names[0]}."
         )
-    if surplus := sorted(report["unexpected_keys"]):
-        LOG.warning("%s: %d weights are not used, such as %s.", folder, len(surplus), surplus[0])
+    if surplus_names := sorted(report["unexpected_keys"]):
+        LOG.warning(
+            "%s: %d weights are not used, such as %s.", folder, len(surplus_names), surplus_names[0]
+        )
 
 
 def _most_common_dtype(tensors: dict[str, dict[str, int]]) -> str:
@@ -213,8 +218,8 @@ def read_checked_folder(folder: Path) -> tuple[dict[str, Any], dict[str, dict[st
     safe, or for values and tensors that no model can have."""
     raw = files.read_config(folder)
     path = folder / "config.json"
-    inner = raw.get("text_config")
-    configs = [raw, inner] if isinstance(inner, dict) else [raw]
+    text_config = raw.get("text_config")
+    configs = [raw, text_config] if isinstance(text_config, dict) else [raw]
     for config in configs:
         check_config_values(config, path)
         check_rotary_keys(config, path)
@@ -242,7 +247,7 @@ def resolve_device(device: str) -> str:
     if device in available:
         check_device(device, "Use --device cpu or auto.")
     if device == "auto":
-        device = next((name for name, there in available.items() if there), "cpu")
+        device = next((name for name, is_there in available.items() if is_there), "cpu")
         if device == "cuda" and has_accelerate():
             return "auto"
     return device
@@ -260,8 +265,8 @@ def import_quiet_transformers() -> Any:
 def text_config_of(config: Any) -> Any:
     """Return the part of a config that describes the language model; the config if it has no
     parts."""
-    inner = getattr(config, "text_config", None)
-    return config if inner is None else inner
+    text_config = getattr(config, "text_config", None)
+    return config if text_config is None else text_config
 
 
 def _rope_settings_and_limit(
@@ -282,10 +287,10 @@ def _rope_settings_and_limit(
         ) from error
 
 
-def _count_elements(weights: list[Path]) -> dict[str, dict[str, int]]:
+def _count_elements(weight_paths: list[Path]) -> dict[str, dict[str, int]]:
     """Count the elements of each tensor in the files, by dtype and name."""
     elements: dict[str, dict[str, int]] = {}
-    for path in weights:
+    for path in weight_paths:
         for name, tensor in read_header(path)[0].items():
             elements.setdefault(tensor["dtype"], {})[name] = math.prod(tensor["shape"])
     return elements
@@ -294,10 +299,10 @@ def _count_elements(weights: list[Path]) -> dict[str, dict[str, int]]:
 def _refuse_integer_weights(model: Any, tensors: dict[str, dict[str, int]], folder: Path) -> None:
     """Raise ValueError if a weight is stored in a dtype that is not floating-point; buffers may
     be."""
-    weights = tuple(name for name, _ in model.named_parameters())
-    for dtype, named in tensors.items():
-        for name in () if dtype.startswith(("F", "BF")) else named:
-            if any(weight.endswith(name) or name.endswith(weight) for weight in weights):
+    weight_names = tuple(name for name, _ in model.named_parameters())
+    for dtype, names in tensors.items():
+        for name in () if dtype.startswith(("F", "BF")) else names:
+            if any(weight.endswith(name) or name.endswith(weight) for weight in weight_names):
                 raise ValueError(
                     f"{folder}: {name} is stored as {dtype}: expected floating-point weights. Save "
                     "the model in float32, bfloat16 or float16."
@@ -309,9 +314,9 @@ def refuse_nonfinite_weights(model: Any, folder: Path) -> None:
     for name, weight in model.named_parameters():
         if weight.is_meta:  # accelerate keeps it on the disk
             continue
-        finite = weight.isfinite()
-        if not finite.all():
+        is_finite = weight.isfinite()
+        if not is_finite.all():
             raise ValueError(
-                f"{folder}: {int((~finite).sum())} of {weight.numel()} elements of {name} are "
+                f"{folder}: {int((~is_finite).sum())} of {weight.numel()} elements of {name} are "
                 "NaN or infinite, so that no measurement would mean anything."
             )

@@ -60,11 +60,11 @@ def make_text_encoder(
     if kind == "ids":
         return lambda text: parse_token_ids(text, vocab_size)
     if kind == "bytes":
-        start = [256] if vocab_size > 256 else []
-        return lambda text: start + list(text.encode("utf-8"))
+        start_ids = [256] if vocab_size > 256 else []
+        return lambda text: start_ids + list(text.encode("utf-8"))
     tokenizer = load_tokenizer(folder)
-    start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
-    return lambda text: start + tokenizer(text, add_special_tokens=False)["input_ids"]
+    start_ids = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+    return lambda text: start_ids + tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def tokenization_kind(
@@ -160,16 +160,16 @@ def pack_windows(
     """
     ids = np.fromiter((t for d in documents for t in d), dtype=np.int64)
     document_of_token = np.repeat(np.arange(len(documents)), [len(d) for d in documents])
-    count = len(ids) // length
-    if not count:
+    num_windows = len(ids) // length
+    if not num_windows:
         raise ValueError(
             f"The text has {len(ids)} tokens; one window of {length} needs at least {length}. "
             "Give a longer text."
         )
     if max_windows is not None:
-        count = min(count, max_windows)
-    cut = slice(0, count * length)
+        num_windows = min(num_windows, max_windows)
+    kept_tokens = slice(0, num_windows * length)
     return Windows(
-        torch.from_numpy(ids[cut].reshape(count, length)),
-        torch.from_numpy(document_of_token[cut].reshape(count, length)),
+        torch.from_numpy(ids[kept_tokens].reshape(num_windows, length)),
+        torch.from_numpy(document_of_token[kept_tokens].reshape(num_windows, length)),
     )
