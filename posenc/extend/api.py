@@ -100,8 +100,8 @@ def run(
     from posenc.report.html_page import page_of
 
     call = f"posenc.extend.run({str(folder)!r}, {to})"
-    answer = report_of(outcome, call, OUT_OF_DOMAIN_CAUTION if documents is None else None)
-    for line in write_page(page_of(answer), page_path, figures):
+    written_report = report_of(outcome, call, OUT_OF_DOMAIN_CAUTION if documents is None else None)
+    for line in write_page(page_of(written_report), page_path, figures):
         warnings.warn(line, stacklevel=2)
     return outcome
 
@@ -134,7 +134,7 @@ def extend_and_show(
     prepare_outputs(out, page, figures)
     _refuse_foreign_table(page)
     documents = read_documents(texts)
-    failed: NotExported | None = None
+    not_exported: NotExported | None = None
     try:
         with Narrator(console) as narrate:
             settings |= {
@@ -146,23 +146,25 @@ def extend_and_show(
             outcome = extend(folder, to, documents, **settings)
     except NotExported as error:
         outcome = error.outcome
-        failed = error
+        not_exported = error
     except KeyboardInterrupt:
         raise Stopped(_next_start_in_words(settings["options"].state, out)) from None
     report = report_of(outcome, command, None if texts else OUT_OF_DOMAIN_CAUTION)
     print_report(report, as_json)
     page, figures = prepare_outputs(out, page, figures, is_exported=outcome.proof is not None)
     _write_page(report, outcome, page, figures)
-    if failed is not None:
-        raise failed
+    if not_exported is not None:
+        raise not_exported
     if outcome.proof is not None and out is not None:
         _say_written(outcome, out, lm_eval)
     elif out is not None:
         advice = outcome.reason.partition(". ")[0]
         raise RunFailed(f"{out} is not written: {advice}. Name a --method to write one anyway.")
     elif outcome.recommended not in ("", "none"):
-        chosen = "" if method else f" --method {outcome.recommended}"
-        print_line(console, f"Nothing was written. To export: {command}{chosen} --out FOLDER")
+        method_option = "" if method else f" --method {outcome.recommended}"
+        print_line(
+            console, f"Nothing was written. To export: {command}{method_option} --out FOLDER"
+        )
 
 
 def _refuse_foreign_table(page: Path | None) -> None:
@@ -226,9 +228,11 @@ def write_loss_table(outcome: Outcome, path: Path) -> None:
     rows = []
     for name, evaluation in outcome.evaluations().items():
         buckets = itertools.pairwise(evaluation.edges)
-        for (start, stop), e in zip(buckets, evaluation.by_position, strict=True):
-            if e.tokens:
-                rows.append((name, start, stop, e.mean, e.low, e.high, e.tokens))
+        for (start, stop), estimate in zip(buckets, evaluation.by_position, strict=True):
+            if estimate.tokens:
+                rows.append(
+                    (name, start, stop, estimate.mean, estimate.low, estimate.high, estimate.tokens)
+                )
     columns = zip(*rows, strict=True)
     write_atomically(path, csv_text(dict(zip(LOSS_TABLE_COLUMNS, columns, strict=True))))
 
@@ -279,14 +283,14 @@ def run_lm_eval(folder: Path, tasks: str, dtype: str, device: str) -> Path:
 
     Raises: RunFailed where it ends with an error.
     """
-    results = folder / LM_EVAL_FOLDER
+    results_folder = folder / LM_EVAL_FOLDER
     model_options = f"pretrained={folder.resolve()},dtype={dtype},trust_remote_code=False"
     options = {
         "--model": "hf",
         "--model_args": model_options,
         "--tasks": tasks,
         "--device": device,
-        "--output_path": str(results.resolve()),
+        "--output_path": str(results_folder.resolve()),
     }
     command = [sys.executable, "-P", "-m", "lm_eval", *chain.from_iterable(options.items())]
     # The table is printed on stderr like all text for people; stdout is for --json.
@@ -295,4 +299,4 @@ def run_lm_eval(folder: Path, tasks: str, dtype: str, device: str) -> Path:
         raise RunFailed(
             f"lm-eval ended with {completed.returncode}; {folder} is written and proved."
         )
-    return results
+    return results_folder

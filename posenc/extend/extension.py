@@ -72,11 +72,11 @@ class Outcome:
     def short_text_rises(self) -> dict[str, Estimate]:
         """Return by method how much its loss on texts of the training length, read by themselves,
         is above that of the unchanged model, in nats per token; {} if it was not measured."""
-        before = self.measured["none"][1].short_text
-        if before is None or self.short_documents is None:
+        losses_before = self.measured["none"][1].short_text
+        if losses_before is None or self.short_documents is None:
             return {}
         return {
-            name: mean_loss_rise(before, evaluation.short_text, self.short_documents)
+            name: mean_loss_rise(losses_before, evaluation.short_text, self.short_documents)
             for name, evaluation in self.evaluations().items()
             if evaluation.short_text is not None and name != "none"
         }
@@ -166,8 +166,8 @@ def extend(
     check_after_loading(
         checkpoint, to, method, writes=out is not None, options=options, can_read_words=not as_ids
     )
-    vocabulary = checkpoint.config.vocab_size
-    encode = make_text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
+    vocab_size = checkpoint.config.vocab_size
+    encode = make_text_encoder(checkpoint.folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
     to_fit, to_measure = split_for_fitting_and_measuring(documents, to)
     windows = sample_windows(encode, to_measure, to, options.windows)
     fitting = _fitting_windows(checkpoint, encode, to_fit, to, method, options)
@@ -188,8 +188,10 @@ def extend(
             out_of_domain=out_of_domain,
         )
         recommended, reason = judge()
-        short = short_windows(windows, checkpoint.trained_length).documents.numpy()
-        outcome = Outcome(checkpoint, to, measured, recommended, reason, not_measured, short)
+        short_documents = short_windows(windows, checkpoint.trained_length).documents.numpy()
+        outcome = Outcome(
+            checkpoint, to, measured, recommended, reason, not_measured, short_documents
+        )
         chosen_name = _method_to_export(outcome, method, options)
         if out is not None and chosen_name is not None:
             _export_and_judge(run, outcome, chosen_name, out, prover, judge)
@@ -209,10 +211,10 @@ def _fitting_windows(
     searches = bool(checkpoint.rope_settings) and needs_search(method, options)
     if not searches and options.tune is None:
         return None
-    count = NUM_SEARCH_WINDOWS  # tuning alone takes as many at least; a number chosen
+    num_windows = NUM_SEARCH_WINDOWS  # tuning alone takes as many at least; a number chosen
     if options.tune is not None:
-        count = max(count, options.tune.steps * options.tune.batch)
-    return sample_windows(encode, documents, to, count)
+        num_windows = max(num_windows, options.tune.steps * options.tune.batch)
+    return sample_windows(encode, documents, to, num_windows)
 
 
 def _state_lock(run: ExtensionRun) -> AbstractContextManager[object]:
@@ -274,12 +276,12 @@ def evaluate(
     Raises: ValueError for a folder that cannot be loaded, or too little text.
     """
     checkpoint = _load_in_requested_dtype(folder, options)
-    vocabulary = checkpoint.config.vocab_size
-    encode = make_text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
+    vocab_size = checkpoint.config.vocab_size
+    encode = make_text_encoder(checkpoint.folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
     windows = sample_windows(encode, documents, length, options.windows)
-    words = None if as_ids else encode
+    encode_words = None if as_ids else encode
     return measure_variant(
-        checkpoint, unchanged_variant(checkpoint), windows, options, progress, words
+        checkpoint, unchanged_variant(checkpoint), windows, options, progress, encode_words
     )
 
 
@@ -347,8 +349,8 @@ def tune_and_export(
     if tuning is not None and tuning.distill and not checkpoint.masked:
         teacher = copy.deepcopy(checkpoint.model)  # before it is stretched
     # A map of positions is a server's: its config is written for the model as trained.
-    stretched = settings_applied(checkpoint.model, chosen.settings, outcome.target)
-    with stretched if chosen.server_keys else chosen.applied():
+    stretched_model = settings_applied(checkpoint.model, chosen.settings, outcome.target)
+    with stretched_model if chosen.server_keys else chosen.applied():
         if tuning is not None:
             outcome.tuning_losses = _tune_stretched_model(run, chosen, tuning, teacher)
         if weights_changed:
@@ -423,6 +425,6 @@ def _adapter_folder(run: ExtensionRun) -> Path:
 
 def _round_to_stored_dtype(checkpoint: Checkpoint) -> None:
     """Round the weights to the dtype of the files: what is measured is what is written."""
-    stored = getattr(torch, checkpoint.stored_dtype)
+    stored_dtype = getattr(torch, checkpoint.stored_dtype)
     for weight in checkpoint.model.parameters():
-        weight.data = weight.data.to(stored)
+        weight.data = weight.data.to(stored_dtype)

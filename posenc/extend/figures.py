@@ -125,8 +125,8 @@ def wavelength_chart(outcome: Outcome, base: RopeSetting) -> Chart:
             continue
         setting = next(s for s in variant.settings if s.layer_type == base.layer_type)
         inv_freq = np.array([float(f) for f in setting.frequencies(outcome.target).inv_freq])
-        (turning,) = np.nonzero(inv_freq > 0)
-        curves[name] = (turning, 2 * np.pi / inv_freq[turning])
+        (rotating_pairs,) = np.nonzero(inv_freq > 0)
+        curves[name] = (rotating_pairs, 2 * np.pi / inv_freq[rotating_pairs])
     data = long_table("pair of channels, fastest first", "wavelength, tokens", curves)
     look = {"styles": line_styles([*outcome.measured]), "train_length": base.original_length}
     return Chart(data, partial(_draw_wavelengths, **look))
@@ -135,7 +135,7 @@ def wavelength_chart(outcome: Outcome, base: RopeSetting) -> Chart:
 def _draw_wavelengths(data: Data, styles: Mapping[str, LineStyle], train_length: int) -> Figure:
     """Draw a curve per method, and a dotted line at the training length."""
     x_label, y_label = axis_names(data)
-    with figure(x_label, y_label) as (drawn, axes):
+    with figure(x_label, y_label) as (drawing, axes):
         for name, part in split_by_series(data).items():
             axes.plot(
                 part[x_label], part[y_label], label=name, **styles[name].arguments_for_points()
@@ -143,19 +143,23 @@ def _draw_wavelengths(data: Data, styles: Mapping[str, LineStyle], train_length:
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         axes.axhline(train_length, color=INK, linestyle=":", linewidth=1)
-        draw_legend_above(drawn)
-    return drawn
+        draw_legend_above(drawing)
+    return drawing
 
 
 def passkey_plots(outcome: Outcome) -> Iterator[Plot]:
     """Yield one plot with a grid of depth by length for each method that was tested with passkeys;
     nothing if none was."""
-    grids = {name: e.passkey for name, e in outcome.evaluations().items() if e.passkey}
+    grids = {
+        name: evaluation.passkey
+        for name, evaluation in outcome.evaluations().items()
+        if evaluation.passkey
+    }
     if not grids:
         return
-    places = set().union(*grids.values())
-    lengths = sorted({length for length, _ in places})
-    depths = sorted({depth for _, depth in places})
+    lengths_and_depths = set().union(*grids.values())
+    lengths = sorted({length for length, _ in lengths_and_depths})
+    depths = sorted({depth for _, depth in lengths_and_depths})
     cells = []
     for name, grid in grids.items():
         for depth, length in itertools.product(depths, lengths):
@@ -178,13 +182,13 @@ def _draw_passkeys(data: Data) -> Figure:
     """Draw a square per method, depths down and lengths across, with the percent in each cell."""
     x_label, y_label, unit = axis_names(data)
     grids = split_by_series(data, PANEL)
-    columns = min(4, len(grids))
-    rows = -(-len(grids) // columns)
+    num_columns = min(4, len(grids))
+    num_rows = -(-len(grids) // num_columns)
     lengths = dict.fromkeys(data[x_label])
     depths = dict.fromkeys(data[y_label])
     with figure_style():
-        drawn = Figure(figsize=(max(5.0, 0.6 + 1.75 * columns), 0.7 + 1.65 * rows))
-        panels = drawn.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+        drawing = Figure(figsize=(max(5.0, 0.6 + 1.75 * num_columns), 0.7 + 1.65 * num_rows))
+        panels = drawing.subplots(num_rows, num_columns, squeeze=False, sharex=True, sharey=True)
         for axes in panels.flat:
             axes.set_axis_off()
         for axes, (name, grid) in zip(panels.flat, grids.items(), strict=False):
@@ -198,10 +202,10 @@ def _draw_passkeys(data: Data) -> Figure:
             axes.set_yticks(range(len(depths)), [*depths])
             for (y, x), share in np.ndenumerate(shares):
                 axes.text(x, y, **_percent_text(share), ha="center", va="center", fontsize=8)
-        drawn.supxlabel(x_label, fontsize=9.5)
-        drawn.supylabel(y_label, fontsize=9.5)
-        drawn.colorbar(image, ax=panels, label=unit, shrink=0.8)  # pyright: ignore
-    return drawn
+        drawing.supxlabel(x_label, fontsize=9.5)
+        drawing.supylabel(y_label, fontsize=9.5)
+        drawing.colorbar(image, ax=panels, label=unit, shrink=0.8)  # pyright: ignore
+    return drawing
 
 
 def _percent_text(share: float) -> dict[str, str]:

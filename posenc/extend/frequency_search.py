@@ -100,10 +100,10 @@ class GenomeScorer:
         self.edges = position_edges(train_length, windows.tokens.shape[1])
         self.train_length = train_length
         # Masked tokens are not the same ones in windows of another length: there, plain losses.
-        sliding = replace(reader, window=train_length)
+        sliding_reader = replace(reader, window=train_length)
         self.reference_losses = np.zeros(windows.tokens.shape)
         if reader.mask_token is None:
-            self.reference_losses = sliding.losses_in_batches(windows.tokens).numpy()
+            self.reference_losses = sliding_reader.losses_in_batches(windows.tokens).numpy()
 
     def score(self, genome: Genome, give_up_above: float = math.inf) -> ScoredGenome:
         """Score a genome: the larger of two losses plus a quarter of their sum, in nats. One is the
@@ -134,15 +134,15 @@ class GenomeScorer:
     def _weighted_loss(self, excess: np.ndarray) -> float:
         """Return the score in nats, see `score`. excess: losses (windows, length) minus those of
         the trained model."""
-        beyond = max(
+        loss_beyond = max(
             float(np.nanmean(excess[:, low:high]))
             for low, high in itertools.pairwise(self.edges)
             if high > self.train_length
         )
-        within = SHORT_WEIGHT * float(np.nanmean(excess[:, : self.train_length]))
+        loss_within = SHORT_WEIGHT * float(np.nanmean(excess[:, : self.train_length]))
         # The worse of the two decides; a quarter of the sum, chosen and not derived, ranks those
         # that are equally bad there.
-        return max(beyond, within) + 0.25 * (beyond + within)
+        return max(loss_beyond, loss_within) + 0.25 * (loss_beyond + loss_within)
 
 
 NUM_PARENTS = 6
@@ -218,9 +218,9 @@ class FrequencySearch:
                 mask_token=reader.mask_token,
                 scoring=(SHORT_WEIGHT, FIRST_SCORE_MARGIN, SEED_METHODS, BANDED_METHODS),
             )
-            saved = read_sealed(state, self.identity) or {"tried": []}
+            saved_scores = read_sealed(state, self.identity) or {"tried": []}
             # As _save_scores wrote them, with None for infinity.
-            for factors, temperature, score, first_score in saved["tried"]:
+            for factors, temperature, score, first_score in saved_scores["tried"]:
                 genome = Genome(tuple(factors), temperature)
                 self.scored[genome.key] = ScoredGenome(
                     genome,
@@ -240,21 +240,21 @@ class FrequencySearch:
         ends with the result of an uninterrupted search.
         """
         self.tried.clear()
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         num_scored_before = len(self.scored)
         for generation in itertools.count():
             for genome in self._children(generation) if generation else self._seeds():
                 if self.tried and len(self.tried) >= num_tries:
                     return self._choose_finalist()
                 self._score_and_count(genome)
-                best = self._best_tried(1)[0].score
+                best_score = self._best_tried(1)[0].score
                 fraction_done = min(1.0, len(self.tried) / max(1, num_tries))
-                seconds_each = (time.perf_counter() - began) / max(
+                seconds_each = (time.perf_counter() - start_time) / max(
                     1, len(self.scored) - num_scored_before
                 )
                 seconds_left = max(0, num_tries - len(self.tried)) * seconds_each
                 status = (
-                    f"search, {len(self.tried)} tried, best {best:.3f}, "
+                    f"search, {len(self.tried)} tried, best {best_score:.3f}, "
                     f"about {seconds_left:.0f} s left"
                 )
                 progress(status, fraction_done)
@@ -263,11 +263,11 @@ class FrequencySearch:
     def _choose_finalist(self) -> SearchResult:
         """Score the best genomes again, on windows that none was chosen on; return the one whose
         two scores have the lowest sum."""
-        checked = [
+        tried_and_final_scores = [
             (best, self.final_scorer.score(best.genome).score)
             for best in self._best_tried(NUM_FINALISTS)
         ]
-        best, _ = min(checked, key=lambda pair: pair[0].score + pair[1])
+        best, _ = min(tried_and_final_scores, key=lambda pair: pair[0].score + pair[1])
         return SearchResult(best.genome, best.score, len(self.tried))
 
     def _best_tried(self, count: int) -> list[ScoredGenome]:
@@ -307,9 +307,11 @@ class FrequencySearch:
             )
             seeds.append(Genome(monotone_factors(factors), frequencies.attention_factor))
             if name in BANDED_METHODS:
-                for band, step in itertools.product(_bands_by_turns(turns), BAND_FACTORS):
-                    moved = np.where(band, factors * step, factors)
-                    banded.append(Genome(monotone_factors(moved), frequencies.attention_factor))
+                for band, band_factor in itertools.product(_bands_by_turns(turns), BAND_FACTORS):
+                    banded_factors = np.where(band, factors * band_factor, factors)
+                    banded.append(
+                        Genome(monotone_factors(banded_factors), frequencies.attention_factor)
+                    )
         return seeds + banded
 
     def _children(self, generation: int) -> list[Genome]:
@@ -325,10 +327,10 @@ class FrequencySearch:
         for _ in range(NUM_CHILDREN):
             mother, father = (parents[i] for i in rng.choice(len(parents), 2))
             mix = rng.uniform(-0.3, 1.3)  # outside of 0 to 1: beyond one of the parents
-            logs = mix * _logarithms(mother) + (1 - mix) * _logarithms(father)
-            start, stop = sorted(rng.integers(0, len(logs), 2))
-            logs[start : stop + 1] += rng.normal(0, rng.choice(MUTATION_SIZES))
-            *factors, temperature = np.exp(logs)
+            log_genome = mix * _logarithms(mother) + (1 - mix) * _logarithms(father)
+            start, stop = sorted(rng.integers(0, len(log_genome), 2))
+            log_genome[start : stop + 1] += rng.normal(0, rng.choice(MUTATION_SIZES))
+            *factors, temperature = np.exp(log_genome)
             children.append(Genome(monotone_factors(factors), float(temperature)))
         return children
 

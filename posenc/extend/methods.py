@@ -75,17 +75,17 @@ def _count_pairs_with_a_full_turn(setting: RopeSetting) -> tuple[int, int]:
 def _proportional_scaling(setting: RopeSetting, factor: float) -> Scaling:
     """Return a scaling with which only the pairs rotate that finish a turn within the training
     length, at their old frequencies."""
-    num_rotating, pairs = _count_pairs_with_a_full_turn(setting)
-    return Proportional(num_rotating / pairs)
+    num_rotating, num_pairs = _count_pairs_with_a_full_turn(setting)
+    return Proportional(num_rotating / num_pairs)
 
 
 def _clipped_scaling(setting: RopeSetting, factor: float) -> Scaling:
     """Return a scaling that multiplies the frequencies of pairs that finish no turn in training by
     a half cosine, which falls from 1 to 0. For a single pair it is 1, as in the authors' code."""
-    num_kept, pairs = _count_pairs_with_a_full_turn(setting)
-    last = max(1, pairs - num_kept - 1)
-    soft = [(1 + math.cos(math.pi * k / last)) / 2 for k in range(pairs - num_kept)]
-    divisors = (1.0,) * num_kept + tuple(1 / s if s else NO_ROTATION_DIVISOR for s in soft)
+    num_kept, num_pairs = _count_pairs_with_a_full_turn(setting)
+    last = max(1, num_pairs - num_kept - 1)
+    kept_shares = [(1 + math.cos(math.pi * k / last)) / 2 for k in range(num_pairs - num_kept)]
+    divisors = (1.0,) * num_kept + tuple(1 / s if s else NO_ROTATION_DIVISOR for s in kept_shares)
     return LongRoPE(
         max(1.0, factor), setting.original_length, divisors, divisors, attention_factor=1.0
     )
@@ -95,10 +95,10 @@ def _switching_scaling(setting: RopeSetting, factor: float) -> Scaling:
     """Return LongRoPE with the frequencies of training up to the training length, and NTK's beyond
     it."""
     unscaled = rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
-    ntk = rope_frequencies(setting.rotary_dim, setting.rope_theta, NTK(factor)).inv_freq
-    long = tuple(float(p / f) for p, f in zip(unscaled, ntk, strict=True))
+    ntk_frequencies = rope_frequencies(setting.rotary_dim, setting.rope_theta, NTK(factor)).inv_freq
+    long_factors = tuple(float(p / f) for p, f in zip(unscaled, ntk_frequencies, strict=True))
     return LongRoPE(
-        factor, setting.original_length, (1.0,) * len(unscaled), long, attention_factor=1.0
+        factor, setting.original_length, (1.0,) * len(unscaled), long_factors, attention_factor=1.0
     )
 
 
@@ -107,8 +107,8 @@ def _method_of_scaling(scaling: type[Scaling]) -> Method:
     names = [field.name for field in fields(scaling)]  # pyright: ignore[reportArgumentType]
 
     def make_scaling(setting: RopeSetting, factor: float) -> Scaling:
-        numbers = {"factor": factor, "original_max_positions": setting.original_length}
-        return scaling(**{name: numbers[name] for name in names if name in numbers})
+        arguments = {"factor": factor, "original_max_positions": setting.original_length}
+        return scaling(**{name: arguments[name] for name in names if name in arguments})
 
     assert scaling.extend_method is not None
     rope_type = scaling.rope_type
@@ -199,21 +199,21 @@ def _stretch_proportional(
 
     Raises: ValueError for a method that no config can express for some of the pairs.
     """
-    pairs = int(original_scaling.p * setting.rotary_dim // 2)
+    num_pairs = int(original_scaling.p * setting.rotary_dim // 2)
     match method.make_scaling(setting, factor):
         case Linear(factor=slower):
             return replace(
                 setting, scaling=replace(original_scaling, factor=original_scaling.factor * slower)
             )
-        case NTK(factor=slower) if pairs > 1:
+        case NTK(factor=slower) if num_pairs > 1:
             # The slowest pair that rotates is slower by the whole factor, the fastest not at all.
-            base = setting.rope_theta * slower ** (setting.rotary_dim / (2 * pairs - 2))
+            base = setting.rope_theta * slower ** (setting.rotary_dim / (2 * num_pairs - 2))
             return replace(setting, rope_theta=base)
         case Proportional(p=share):
             return replace(
                 setting, scaling=replace(original_scaling, p=min(share, original_scaling.p))
             )
     raise ValueError(
-        f"only {pairs} of {setting.rotary_dim // 2} pairs of channels rotate in this model, and no "
-        "config says this of some pairs only"
+        f"only {num_pairs} of {setting.rotary_dim // 2} pairs of channels rotate in this model, "
+        "and no config says this of some pairs only"
     )

@@ -122,8 +122,8 @@ def _why_no_method(evidence: _Evidence) -> str:
             f"unchanged model it {_change_beyond_in_words(window, base, evidence.train_length)}, "
             f"and no method saves anything over all positions.{evidence.tuning_hint}"
         )
-    leave_it = "Leave this one as it is: no method that stock tools load lowers its mean loss."
-    return f"{leave_it}{evidence.tuning_hint}{_better_map_remark(evidence.measured, base)}"
+    advice = "Leave this one as it is: no method that stock tools load lowers its mean loss."
+    return f"{advice}{evidence.tuning_hint}{_better_map_remark(evidence.measured, base)}"
 
 
 def _compare_with_baseline(evidence: _Evidence, name: str, chosen: Evaluation) -> tuple[str, str]:
@@ -134,39 +134,45 @@ def _compare_with_baseline(evidence: _Evidence, name: str, chosen: Evaluation) -
     change_within = _change_in_words(
         chosen.mean_within(train_length) - base.mean_within(train_length)
     )
-    against = (
+    against_baseline = (
         f"against the unchanged model it {change_within} within {train_length} tokens and "
         f"{_change_beyond_in_words(chosen, base, train_length)}."
     )
     remarks = f"{_better_map_remark(evidence.measured, chosen)}{_retrieval_remark(chosen)}"
     label = f"{name}, tuned," if evidence.was_tuned else name
-    extend_it = f"Extend it with {label.rstrip(',')}"
+    advice = f"Extend it with {label.rstrip(',')}"
     if evidence.window is None:
-        rival = "the unchanged model"
+        rival_in_words = "the unchanged model"
         rival_evaluation = base
     else:
-        rival = evidence.window_in_words
+        rival_in_words = evidence.window_in_words
         rival_evaluation = evidence.window
     gap = loss_difference(chosen, rival_evaluation, evidence.documents)
     if gap.mean == -math.inf:  # the rival cannot read the longest texts
-        return name, f"{extend_it}: {against}{remarks}"
-    interval = _interval_in_words(gap)
-    distance = f"{label} is {abs(gap.mean):.2f} nats per token"
+        return name, f"{advice}: {against_baseline}{remarks}"
+    interval_in_words = _interval_in_words(gap)
+    difference_in_words = f"{label} is {abs(gap.mean):.2f} nats per token"
     if gap.mean > DECISIVE_DIFFERENCE and gap.low > 0:
-        worse = f"{distance} worse over all positions{interval}; {against}"
+        worse_in_words = (
+            f"{difference_in_words} worse over all positions{interval_in_words}; {against_baseline}"
+        )
         return (
             "none",
-            f"Do not extend this one: {rival} reads better. {worse}{evidence.tuning_hint}{remarks}",
+            f"Do not extend this one: {rival_in_words} reads better. {worse_in_words}"
+            f"{evidence.tuning_hint}{remarks}",
         )
     if not _is_clearly_lower(gap):
-        alike = f"{label} and {rival} differ by {gap.mean:+z.2f} nats per token{interval}"
+        alike_in_words = (
+            f"{label} and {rival_in_words} differ by {gap.mean:+z.2f} nats per token"
+            f"{interval_in_words}"
+        )
         return "none", (
-            f"Do not extend this one on this evidence: {alike}; {against}{evidence.tuning_hint}"
-            f"{remarks}"
+            f"Do not extend this one on this evidence: {alike_in_words}; "
+            f"{against_baseline}{evidence.tuning_hint}{remarks}"
         )
     return name, (
-        f"{extend_it}: it reads better than {rival}. {distance} better over all positions"
-        f"{interval}; {against}{remarks}"
+        f"{advice}: it reads better than {rival_in_words}. {difference_in_words} better "
+        f"over all positions{interval_in_words}; {against_baseline}{remarks}"
     )
 
 
@@ -226,8 +232,8 @@ def _change_beyond_in_words(better: Evaluation, base: Evaluation, train_length: 
 def _retrieval_remark(chosen: Evaluation) -> str:
     """Return a sentence, after a space, on whether the method was asked for facts from far back."""
     if chosen.passkey or chosen.tasks:
-        shown = "tasks" if chosen.tasks else "passkeys on the page (--report)"
-        return f" Loss says nothing about facts from far back: see the {shown} for that."
+        shown_in_words = "tasks" if chosen.tasks else "passkeys on the page (--report)"
+        return f" Loss says nothing about facts from far back: see the {shown_in_words} for that."
     return " Whether it finds facts from far back was not measured."
 
 

@@ -98,8 +98,8 @@ def _check_files_to_copy(folder: Path, raw: Mapping[str, Any], *, tuned: bool) -
 
     Raises: ValueError naming a file with NaN or an infinity, or one that leads out of the folder.
     """
-    sentences = [path for _, path in sentence_transformers_files(folder)]
-    for path in (*tokenizer_files(folder), *sentences):
+    other_paths = [path for _, path in sentence_transformers_files(folder)]
+    for path in (*tokenizer_files(folder), *other_paths):
         if path.suffix == ".json":
             require_strict_json(path)
     if isinstance(raw.get("text_config"), dict) and not tuned:
@@ -138,8 +138,8 @@ def prepare_outputs(
 
 def _is_within(path: Path | None, out: Path) -> bool:
     """Return True if the path is `out` or in it; links are followed."""
-    real = None if path is None else Path(os.path.realpath(path))
-    return real is not None and Path(os.path.realpath(out)) in (real, *real.parents)
+    real_path = None if path is None else Path(os.path.realpath(path))
+    return real_path is not None and Path(os.path.realpath(out)) in (real_path, *real_path.parents)
 
 
 def _clean_up_finished_export(out: Path) -> str:
@@ -179,19 +179,21 @@ def check_after_loading(
     if reason := _why_not_extendable(checkpoint):
         raise ValueError(f"{checkpoint.folder}: {reason}.")
     if method is not None:
-        known = ROTARY_METHODS if checkpoint.rope_settings else ("none", *learned_tables.METHODS)
-        check_choice("--method", method, known)
+        known_methods = (
+            ROTARY_METHODS if checkpoint.rope_settings else ("none", *learned_tables.METHODS)
+        )
+        check_choice("--method", method, known_methods)
         _check_method(checkpoint, method, writes, options)
 
 
 def _check_positions(checkpoint: Checkpoint) -> None:
     """Raise ValueError unless the model reads text only and has positions to stretch."""
-    whole = checkpoint.model.config
-    text = checkpoint.config
-    if text is not whole:
+    whole_config = checkpoint.model.config
+    text_config = checkpoint.config
+    if text_config is not whole_config:
         raise ValueError(
-            f"{checkpoint.folder}: a {whole.model_type} model reads more than text; "
-            f"save its language model ({text.model_type}) by itself and extend that."
+            f"{checkpoint.folder}: a {whole_config.model_type} model reads more than text; "
+            f"save its language model ({text_config.model_type}) by itself and extend that."
         )
     if not checkpoint.rope_settings and learned_tables.growable_table(checkpoint.model) is None:
         raise ValueError(
@@ -282,12 +284,12 @@ def _why_not_extendable(checkpoint: Checkpoint) -> str | None:
 
 def _why_rotation_not_stretchable(checkpoint: Checkpoint) -> str | None:
     """Return why posenc cannot stretch the rotation that the config describes, or None."""
-    kinds = [setting.layer_type for setting in checkpoint.rope_settings]
-    if not any(kind in (None, *EXTENDED_LAYER_TYPES) for kind in kinds):
-        named = ", ".join(str(kind) for kind in kinds)
+    layer_types = [setting.layer_type for setting in checkpoint.rope_settings]
+    if not any(kind in (None, *EXTENDED_LAYER_TYPES) for kind in layer_types):
+        types_in_words = ", ".join(str(kind) for kind in layer_types)
         return (
-            f"it rotates in layers of the kind {named} only, and posenc stretches those of "
-            f"{', '.join(EXTENDED_LAYER_TYPES)}"
+            f"it rotates in layers of the kind {types_in_words} only, and posenc stretches those "
+            f"of {', '.join(EXTENDED_LAYER_TYPES)}"
         )
     if not rotary_frequencies(checkpoint.model):
         family = checkpoint.config.model_type
@@ -340,13 +342,16 @@ def _full_attention_rotates(config: Any) -> bool:
         return True
     if config.model_type in ONLY_WINDOWED_LAYERS_ROTATE:
         return getattr(config, "sliding_window", None) is None
-    rotates = getattr(config, "no_rope_layers", None) or [1] * len(kinds)  # 1: it does rotate
-    return any(on and kind not in WINDOWED_LAYERS for on, kind in zip(rotates, kinds, strict=False))
+    layers_rotate = getattr(config, "no_rope_layers", None) or [1] * len(kinds)  # 1: it does rotate
+    return any(
+        layer_rotates and kind not in WINDOWED_LAYERS
+        for layer_rotates, kind in zip(layers_rotate, kinds, strict=False)
+    )
 
 
 def _window_shorter_than_training(config: Any) -> int | None:
     """Return the sliding window that the config sets, in tokens; None if there is none or it is not
     shorter than the training length."""
     window = getattr(config, "sliding_window", None)
-    on = getattr(config, "use_sliding_window", True)
-    return window if on and window and window < config.max_position_embeddings else None
+    uses_window = getattr(config, "use_sliding_window", True)
+    return window if uses_window and window and window < config.max_position_embeddings else None

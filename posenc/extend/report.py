@@ -51,13 +51,13 @@ def report_of(outcome: Outcome, command: str, caution: str | None = None) -> Rep
 def _sections(outcome: Outcome, train_length: int) -> Iterator[Section]:
     """Yield the sections of the report, those that were not measured left out."""
     yield Section("Perplexity by position", _perplexity_section(outcome, train_length))
-    tried = {name: variant.summary for name, (variant, _) in outcome.measured.items()}
-    yield Section("What was tried", [Facts({k: v for k, v in tried.items() if v})])
+    summaries = {name: variant.summary for name, (variant, _) in outcome.measured.items()}
+    yield Section("What was tried", [Facts({k: v for k, v in summaries.items() if v})])
     if outcome.not_measured:
-        failed = {name: f"not measured: {why}" for name, why in outcome.not_measured.items()}
-        yield Section("What could not be measured on this model", [Facts(failed)])
-    nats = "The loss is in nats: one nat less divides the perplexity by 2.7."
-    yield Section("Curves", [nats, *figures.curve_plots(outcome)], detail=True)
+        not_measured = {name: f"not measured: {why}" for name, why in outcome.not_measured.items()}
+        yield Section("What could not be measured on this model", [Facts(not_measured)])
+    note_on_nats = "The loss is in nats: one nat less divides the perplexity by 2.7."
+    yield Section("Curves", [note_on_nats, *figures.curve_plots(outcome)], detail=True)
     if outcome.measured["none"][0].settings:
         yield Section("Frequencies", [*figures.wavelength_plots(outcome)], detail=True)
     yield Section("Passkeys", _passkey_section(outcome), detail=True)
@@ -76,7 +76,7 @@ def _sections(outcome: Outcome, train_length: int) -> Iterator[Section]:
 
 def _perplexity_section(outcome: Outcome, train_length: int) -> list[Block]:
     """Return an explanation and the table of perplexity by method and bucket of positions."""
-    explained = (
+    explanation = (
         "Perplexity is the exponential of the loss: 1 is certain, lower is better. Up to "
         f"{train_length:,} tokens it shows what a method costs within the training length, beyond "
         "them what it gains."
@@ -94,7 +94,7 @@ def _perplexity_section(outcome: Outcome, train_length: int) -> list[Block]:
             [name, *map(_perplexity_cell, evaluation.by_position), _stock_tools_verdict(variant)]
         )
     caption = "Perplexity by position, tokens; in brackets a 95 % interval over documents"
-    return [explained, Table(header, rows, caption, name="perplexity-by-position")]
+    return [explanation, Table(header, rows, caption, name="perplexity-by-position")]
 
 
 def _perplexity_cell(loss: Estimate) -> Value:
@@ -126,25 +126,23 @@ def task_table(outcome: Outcome) -> Table | None:
     For each task and length it has the fraction of prompts answered exactly and the loss of the
     answer, in nats; for short texts the change of perplexity, in percent.
     """
-    short_texts = outcome.short_text_rises()
+    rises = outcome.short_text_rises()
     tasks_and_lengths: list[tuple[str, int]] = []
     for evaluation in outcome.evaluations().values():
         tasks_and_lengths += [key for key in evaluation.tasks if key not in tasks_and_lengths]
-    if not tasks_and_lengths and not short_texts:
+    if not tasks_and_lengths and not rises:
         return None
-    header = _task_header(tasks_and_lengths, bool(short_texts))
+    header = _task_header(tasks_and_lengths, bool(rises))
     rows = []
     for name, evaluation in outcome.evaluations().items():
         row: list[Value] = [name]
         for task, length in tasks_and_lengths:
             score = evaluation.tasks.get((task, length))
             row += _task_cells(score, learned=outcome.score_is_meaningful(task, length))
-        if short_texts:
-            row.append(_perplexity_rise(short_texts[name]) if name in short_texts else None)
+        if rises:
+            row.append(_perplexity_rise(rises[name]) if name in rises else None)
         rows.append(row)
-    return Table(
-        header, rows, _task_caption(bool(tasks_and_lengths), bool(short_texts)), name="tasks"
-    )
+    return Table(header, rows, _task_caption(bool(tasks_and_lengths), bool(rises)), name="tasks")
 
 
 def _task_header(
@@ -172,19 +170,19 @@ def _task_cells(score: TaskScore | None, *, learned: bool) -> list[Value]:
 def _task_caption(has_tasks: bool, has_short_texts: bool) -> str:
     """Return the caption of the table of tasks, whose columns are the tasks, the short texts, or
     both."""
-    tasks = (
+    tasks_in_words = (
         "Fraction of prompts answered exactly, with a 95 % Wilson interval over all depths, and "
         "the loss of the answer"
     )
-    short_texts = (
+    short_texts_in_words = (
         "the change of perplexity on short texts, read by themselves, with a 95 % interval over "
         "documents"
     )
     if not has_short_texts:
-        return tasks
+        return tasks_in_words
     if not has_tasks:
-        return short_texts[0].upper() + short_texts[1:]
-    return f"{tasks}. Last: {short_texts}"
+        return short_texts_in_words[0].upper() + short_texts_in_words[1:]
+    return f"{tasks_in_words}. Last: {short_texts_in_words}"
 
 
 def _perplexity_rise(loss: Estimate) -> Number:
@@ -206,8 +204,8 @@ def _passkey_section(outcome: Outcome) -> list[Block]:
     if not plots:
         return ["Not measured."]
     grids = [e.passkey for e in outcome.evaluations().values() if e.passkey]
-    unread = passkeys_not_found_warning(grids)
-    return [*([unread] if unread else []), *plots]
+    warning = passkeys_not_found_warning(grids)
+    return [*([warning] if warning else []), *plots]
 
 
 def passkeys_not_found_warning(grids: Sequence[Mapping[tuple[int, float], float]]) -> str:
@@ -246,7 +244,7 @@ def facts_of(outcome: Outcome) -> dict[str, Any]:
     """Return all that was measured, recommended and written, by the keys of --json. Losses are in
     nats per token. A number that could not be measured is NaN, as for a learned table all positions
     beyond its last row."""
-    short_text_rises = outcome.short_text_rises()
+    rises = outcome.short_text_rises()
     measured = {}
     for name, evaluation in outcome.evaluations().items():
         variant = outcome.measured[name][0] if name in outcome.measured else None
@@ -255,7 +253,7 @@ def facts_of(outcome: Outcome) -> dict[str, Any]:
             "stock_tools_load_it": variant is None or not variant.needs_special_runtime,
             "cache_is_exact": variant is None or variant.cache_safe,
             **_facts_of_evaluation(evaluation, outcome),
-            "short_text_rise": short_text_rises.get(name),
+            "short_text_rise": rises.get(name),
         }
     return {
         "folder": str(outcome.checkpoint.folder),
@@ -277,11 +275,12 @@ def _facts_of_evaluation(evaluation: Evaluation, outcome: Outcome) -> dict[str, 
     buckets = itertools.pairwise(evaluation.edges)
     return {
         "by_position": [
-            {"from": low, "to": high, **vars(e)}
-            for (low, high), e in zip(buckets, evaluation.by_position, strict=True)
+            {"from": low, "to": high, **vars(estimate)}
+            for (low, high), estimate in zip(buckets, evaluation.by_position, strict=True)
         ],
         "by_context": [
-            {"context": context, **vars(e)} for context, e in evaluation.by_context.items()
+            {"context": context, **vars(estimate)}
+            for context, estimate in evaluation.by_context.items()
         ],
         "passkey": [
             {"length": length, "depth": depth, "right": share}

@@ -23,10 +23,12 @@ def folder_locked(folder: Path) -> Iterator[None]:
 
     Raises: ValueError if another run has locked it.
     """
-    busy = (
+    refusal = (
         f"Another posenc extend works in {folder}. Wait for it, or give another --state or --out."
     )
-    with locked_without_file(folder, busy):
-        for partial in (path for pattern in PARTIAL_FILE_PATTERNS for path in folder.glob(pattern)):
-            partial.unlink(missing_ok=True)
+    with locked_without_file(folder, refusal):
+        for partial_file in (
+            path for pattern in PARTIAL_FILE_PATTERNS for path in folder.glob(pattern)
+        ):
+            partial_file.unlink(missing_ok=True)
         yield

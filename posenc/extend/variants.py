@@ -159,12 +159,12 @@ def measure_variant(
     """Measure one variant on windows of the new length. encode: text to tokens, for tasks in words;
     None without a tokenizer."""
     train_length = checkpoint.trained_length
-    longest = windows.tokens.shape[1] if variant.max_tokens is None else variant.max_tokens
-    lengths = [n for n in _doublings(train_length, windows.tokens.shape[1]) if n <= longest]
+    max_length = windows.tokens.shape[1] if variant.max_tokens is None else variant.max_tokens
+    lengths = [n for n in _doublings(train_length, windows.tokens.shape[1]) if n <= max_length]
     context_lengths = [
         n
         for n in _doublings(train_length // 4, windows.tokens.shape[1])
-        if options.targets < n <= longest
+        if options.targets < n <= max_length
     ]
     mask_token = mask_token_id(checkpoint.folder) if checkpoint.masked else None
     passkey_grid, task_grid = _task_grids(tuple(lengths), options, encode)
@@ -246,9 +246,9 @@ def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
     the method does not apply to this checkpoint."""
     method = METHODS[name]
     settings = stretch(checkpoint.rope_settings, method, target)
-    maximum = checkpoint.trained_length if method.keeps_maximum else target
-    active = partial(settings_applied, checkpoint.model, settings, maximum)
-    return Variant(name, method.summary, active, settings, method.cache_safe)
+    max_positions = checkpoint.trained_length if method.keeps_maximum else target
+    applied = partial(settings_applied, checkpoint.model, settings, max_positions)
+    return Variant(name, method.summary, applied, settings, method.cache_safe)
 
 
 def drope_variant(checkpoint: Checkpoint, target: int) -> Variant:
@@ -331,8 +331,8 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
         "rerope": f"distances stop at {window} tokens",
         DUAL_CHUNK: f"chunks of {chunk_size} tokens",
     }
-    sizes = {"chunk_size": chunk_size, "local_size": local_window}
-    server_keys = {DUAL_CHUNK: {"dual_chunk_attention_config": sizes}}
+    chunk_sizes = {"chunk_size": chunk_size, "local_size": local_window}
+    server_keys = {DUAL_CHUNK: {"dual_chunk_attention_config": chunk_sizes}}
     return [
         Variant(
             name,
@@ -357,8 +357,8 @@ def checked_map_attached(
     Raises: ValueError with the difference, where there is one.
     """
     length = min(MAX_COMPARED_TOKENS, window)
-    vocabulary = checkpoint.config.vocab_size
-    tokens = torch.randint(vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
+    vocab_size = checkpoint.config.vocab_size
+    tokens = torch.randint(vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
     expected = _logits(checkpoint.model, tokens)
     dtype = checkpoint.model.dtype
     eps = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
@@ -371,8 +371,10 @@ def checked_map_attached(
         except ValueError:  # has a sentence for the user already
             raise
         except Exception as error:  # a family's code may raise anything with another attention
-            attention = f"the attention of {type(checkpoint.model).__name__}"
-            raise ValueError(f"{attention} cannot run with a map ({one_line(error)})") from error
+            attention_in_words = f"the attention of {type(checkpoint.model).__name__}"
+            raise ValueError(
+                f"{attention_in_words} cannot run with a map ({one_line(error)})"
+            ) from error
         error = float((logits - expected).abs().max() / expected.abs().max())
         if not error <= max(MAP_TOLERANCE, MAP_LAST_BITS * eps):
             raise ValueError(

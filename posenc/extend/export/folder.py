@@ -94,9 +94,9 @@ def export_checkpoint(
             make_subfolder(temporary / ADAPTER)
             for path in plan.adapter.iterdir():
                 copy_file(path, temporary / ADAPTER / path.name)
-        config, serving = _config_and_serving_page(checkpoint, temporary, out.name, plan)
+        config, serve_page = _config_and_serving_page(checkpoint, temporary, out.name, plan)
         write_atomically(temporary / "config.json", settings_text(config, "config.json"))
-        write_atomically(temporary / SERVE, serving)
+        write_atomically(temporary / SERVE, serve_page)
         proof = prove(checkpoint, temporary, prover, tokens)
         if failures := proof.failures(cache_safe=plan.cache_safe):
             raise RunFailed(f"not exported, the proof failed: {'; '.join(failures)}.")
@@ -108,8 +108,8 @@ def _original_config_with_defaults(
 ) -> dict[str, Any]:
     """Return the original config with those keys of the new `config` that transformers adds to it
     on reading, so that a comparison does not show them as changes."""
-    read = type(checkpoint.config).from_pretrained(checkpoint.folder).to_dict()
-    return {k: v for k, v in read.items() if k in config} | dict(checkpoint.raw_config)
+    with_defaults = type(checkpoint.config).from_pretrained(checkpoint.folder).to_dict()
+    return {k: v for k, v in with_defaults.items() if k in config} | dict(checkpoint.raw_config)
 
 
 def write_weights_and_config(
@@ -124,8 +124,8 @@ def write_weights_and_config(
     files = weight_files(checkpoint.folder)
     if weights_changed:
         # One file stays one, however long its table gets.
-        shard = max(path.stat().st_size for path in files) if len(files) > 1 else sys.maxsize
-        model.save_pretrained(folder, safe_serialization=True, max_shard_size=shard)
+        shard_bytes = max(path.stat().st_size for path in files) if len(files) > 1 else sys.maxsize
+        model.save_pretrained(folder, safe_serialization=True, max_shard_size=shard_bytes)
         for path in folder.glob("*.safetensors"):  # safetensors ignores the umask
             path.chmod((folder / "config.json").stat().st_mode)
         return
@@ -147,9 +147,9 @@ def _is_text_of_larger_model(checkpoint: Checkpoint, *, weights_changed: bool) -
 def _nest_text_config(raw: Mapping[str, Any], text_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of the larger model, `raw`, with the new config of its text model inside.
     The part for images keeps its weights, so it keeps its config."""
-    outer = ("architectures", "transformers_version")
-    text = {key: value for key, value in text_config.items() if key not in outer}
-    return {**raw, "text_config": text}
+    outer_keys = ("architectures", "transformers_version")
+    inner_config = {key: value for key, value in text_config.items() if key not in outer_keys}
+    return {**raw, "text_config": inner_config}
 
 
 def _config_and_serving_page(
@@ -157,13 +157,15 @@ def _config_and_serving_page(
 ) -> tuple[dict[str, Any], str]:
     """Return the content of config.json and the text of SERVE.md. folder: where transformers 5 has
     written the config of the model in memory. name: the final name of the folder."""
-    saved = {k: v for k, v in read_json(folder / "config.json").items() if k not in DTYPE_KEYS}
+    saved_config = {
+        k: v for k, v in read_json(folder / "config.json").items() if k not in DTYPE_KEYS
+    }
     raw = checkpoint.raw_config
-    nested = _is_text_of_larger_model(checkpoint, weights_changed=plan.weights_changed)
-    text_config = raw["text_config"] if nested else raw
-    saved |= {k: v for k, v in text_config.items() if k in DTYPE_KEYS}
-    recipe, meaning = config_to_write(saved, plan.new_length)
-    if nested:
+    is_nested = _is_text_of_larger_model(checkpoint, weights_changed=plan.weights_changed)
+    text_config = raw["text_config"] if is_nested else raw
+    saved_config |= {k: v for k, v in text_config.items() if k in DTYPE_KEYS}
+    recipe, meaning = config_to_write(saved_config, plan.new_length)
+    if is_nested:
         recipe = replace(recipe, config=_nest_text_config(raw, recipe.config))
     if meaning is None:
         auto_class = "AutoModelForMaskedLM" if checkpoint.masked else "AutoModelForCausalLM"
@@ -183,7 +185,7 @@ def _config_and_serving_page(
         new_length=plan.new_length,
         recipe=recipe,
         meaning=meaning,
-        saved_config=saved,
+        saved_config=saved_config,
         original_folder=None if plan.weights_changed else checkpoint.folder,
         original_config=None if plan.weights_changed else raw,
     )
@@ -235,11 +237,11 @@ def config_to_write(saved: Mapping[str, Any], new_length: int) -> tuple[Recipe, 
     try:
         recipe = best_recipe(config, meaning)
     except ValueError:
-        wrong = reasons_for_disagreement(config, meaning.computed, RUNTIMES)
-        recipe = Recipe("the dialect of transformers 5", config, cannot=wrong)
+        reasons = reasons_for_disagreement(config, meaning.computed, RUNTIMES)
+        recipe = Recipe("the dialect of transformers 5", config, cannot=reasons)
     if meaning_of(recipe.config).trained_length != meaning.trained_length:
-        kept = {**recipe.config, TRAINED_KEY: meaning.trained_length}
-        recipe = replace(recipe, config=kept)
+        config_with_length = {**recipe.config, TRAINED_KEY: meaning.trained_length}
+        recipe = replace(recipe, config=config_with_length)
     return recipe, meaning
 
 
@@ -304,8 +306,8 @@ def _module_folders(source: Path) -> list[str]:
     ValueError for a path that leads elsewhere."""
     path = path_inside(source, MODULES_FILE, "sentence-transformers")
     try:
-        listed = parse_bounded_json(read_file_text(path))
-        names = [module["path"] for module in listed]
+        modules = parse_bounded_json(read_file_text(path))
+        names = [module["path"] for module in modules]
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path}: expected a list of modules with a path each.") from error
     for name in names:

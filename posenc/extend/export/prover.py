@@ -110,24 +110,26 @@ class Prover:
 
         Raises: RunFailed where the folder does not load there.
         """
-        reference = Path(self._scratch.name) / "expected.safetensors"
-        write_atomically(reference, save(expected))
+        expected_file = Path(self._scratch.name) / "expected.safetensors"
+        write_atomically(expected_file, save(expected))
         objective = "masked" if masked else "causal"
         dtype = str(model.dtype).removeprefix("torch.")
-        cache = cache_argument_name(model)
+        cache_name = cache_argument_name(model)
         reader_arguments = [
             str(folder.resolve()),
-            str(reference),
+            str(expected_file),
             objective,
             dtype,
             str(model.device),
-            cache,
+            cache_name,
         ]
         process = self.start()
         output, errors = process.communicate(json.dumps(reader_arguments))
         if process.returncode:
-            last = errors.strip().splitlines()[-1:] or ["no message"]
-            raise RunFailed(f"the exported folder does not load in stock transformers: {last[0]}")
+            last_line = errors.strip().splitlines()[-1:] or ["no message"]
+            raise RunFailed(
+                f"the exported folder does not load in stock transformers: {last_line[0]}"
+            )
         eps = 0.0 if model.dtype == torch.float32 else torch.finfo(model.dtype).eps
         largest = float(expected["logits"].abs().max())
         differences = json.loads(output.splitlines()[-1])
@@ -165,14 +167,14 @@ def _logits_change_by_frequency_error(model: Any, tokens: Tensor) -> float:
     """Return the largest change of a logit if all frequencies are off by FREQUENCY_ERROR, plus that
     if every second one is off in the other direction. The frequencies are restored."""
     frequencies = [inv_freq for inv_freq, _ in rotary_frequencies(model).values()]
-    before = [inv_freq.clone() for inv_freq in frequencies]
-    moved = 0.0
+    exact_frequencies = [inv_freq.clone() for inv_freq in frequencies]
+    logits_change = 0.0
     logits = model(tokens.to(model.device)).logits
     for sign in (1, -1):
-        for inv_freq, exact in zip(frequencies, before, strict=True):
+        for inv_freq, exact in zip(frequencies, exact_frequencies, strict=True):
             inv_freq *= 1 + FREQUENCY_ERROR
             inv_freq[1::2] = exact[1::2] * (1 + sign * FREQUENCY_ERROR)
-        moved += float((model(tokens.to(model.device)).logits - logits).abs().max())
-        for inv_freq, exact in zip(frequencies, before, strict=True):
+        logits_change += float((model(tokens.to(model.device)).logits - logits).abs().max())
+        for inv_freq, exact in zip(frequencies, exact_frequencies, strict=True):
             inv_freq.copy_(exact)
-    return moved
+    return logits_change

@@ -110,22 +110,22 @@ def code_block(language: str, *lines: str) -> Iterator[str]:
 def llama_cpp_lines(export: Export) -> Iterator[str]:
     """Yield the lines that convert the export, edit the file if its config cannot express the
     rest, and serve it."""
-    why = export.recipe.cannot.get("llama.cpp")
-    file = "model.gguf"
-    steps = [f"python convert_hf_to_gguf.py {shlex.quote(export.name)} --outfile {file}"]
-    if why is not None:
-        yield f"The converter loses something: {why}."
+    reason_against = export.recipe.cannot.get("llama.cpp")
+    file_name = "model.gguf"
+    steps = [f"python convert_hf_to_gguf.py {shlex.quote(export.name)} --outfile {file_name}"]
+    if reason_against is not None:
+        yield f"The converter loses something: {reason_against}."
         reason = why_not_editable(export.recipe, export.meaning)
         if reason:
             yield f"No edit of the GGUF file cures that: {reason}."
             return
         yield "The doctor writes it into the GGUF file:"
-        like = shlex.quote(f"{export.name}/config.json")
-        steps.append(f"posenc doctor {file} --like {like} --fix --out fixed.gguf")
-        file = "fixed.gguf"
-    yield from code_block("sh", *steps, f"llama-server -m {file} -c {export.new_length}")
+        config_path = shlex.quote(f"{export.name}/config.json")
+        steps.append(f"posenc doctor {file_name} --like {config_path} --fix --out fixed.gguf")
+        file_name = "fixed.gguf"
+    yield from code_block("sh", *steps, f"llama-server -m {file_name} -c {export.new_length}")
     yield "For Ollama, a Modelfile of two lines, and `ollama create NAME -f Modelfile`:"
-    yield from code_block("text", f"FROM ./{file}", f"PARAMETER num_ctx {export.new_length}")
+    yield from code_block("text", f"FROM ./{file_name}", f"PARAMETER num_ctx {export.new_length}")
 
 
 def why_not_editable(recipe: Recipe, meaning: Meaning) -> str:
@@ -175,8 +175,8 @@ def _code_lines(
     if runtime in KEYS_BY_RUNTIME:
         changed = changed_rotary_keys(export, runtime, original_config)
         if runtime == "mlx-lm":
-            load = f"model, tokenizer = load({folder_as_json}, model_config={changed!r})"
-            yield from code_block("python", "from mlx_lm import load", "", load)
+            load_line = f"model, tokenizer = load({folder_as_json}, model_config={changed!r})"
+            yield from code_block("python", "from mlx_lm import load", "", load_line)
             return
         yield from code_block(
             "python",
@@ -192,8 +192,8 @@ def _code_lines(
             "sh", f"llama-server -m original.gguf -c {export.new_length} {options}"
         )
     else:
-        if what := what_changes_with_length(export.meaning):
-            raise ValueError(f"{what} is read otherwise there")
+        if changes_in_words := what_changes_with_length(export.meaning):
+            raise ValueError(f"{changes_in_words} is read otherwise there")
         options = override_options(original_config, export.meaning, runtime)
         server = (
             "vllm serve" if runtime == "vllm" else "python -m sglang.launch_server --model-path"
@@ -225,9 +225,9 @@ def changed_rotary_keys(
     if not emulate(merged, names=[runtime])[runtime].is_known:
         raise ValueError("it has no such model")
     if not what_changes_with_length(export.meaning):
-        wrong = reasons_for_disagreement(merged, export.meaning.computed, [runtime])
-        if wrong:
-            raise ValueError(wrong[runtime])
+        reasons = reasons_for_disagreement(merged, export.meaning.computed, [runtime])
+        if reasons:
+            raise ValueError(reasons[runtime])
     if runtime == "transformers-4" and "rotary_emb_base" in changed:
         changed["rope_theta"] = changed["rotary_emb_base"]  # which loading has copied by then
     return changed

@@ -123,9 +123,9 @@ def _meaning_lines(export: Export) -> Iterator[str]:
     for kind in record.kinds:
         yield f"- {_layers_in_words(kind)}"
     yield f"- softmax scale {record.softmax_scale:.6g}"
-    what = what_changes_with_length(export.meaning)
-    if what:
-        yield f"- {what}: these are the frequencies at {record.length} tokens"
+    changes_in_words = what_changes_with_length(export.meaning)
+    if changes_in_words:
+        yield f"- {changes_in_words}: these are the frequencies at {record.length} tokens"
     yield ""
     yield f"config.json holds {export.recipe.name}. `posenc doctor {export.name}` says the same."
     for note in export.recipe.notes:
@@ -150,8 +150,8 @@ def _table_lines(export: Export) -> Iterator[str]:
     yield "| runtime | version | computes |"
     yield "|---|---|---|"
     for name, computed in emulate(export.recipe.config).items():
-        why = export.recipe.cannot.get(name)
-        verdict = "as meant" if why is None else f"**something else**: {why}"
+        reason = export.recipe.cannot.get(name)
+        verdict = "as meant" if reason is None else f"**something else**: {reason}"
         if not computed.is_known:
             verdict = f"not known: {computed.error}"
         elif computed.error is not None:
@@ -166,16 +166,16 @@ def _runtime_lines(export: Export, runtime: str) -> Iterator[str]:
     runtime: a key of TITLES, such as "vllm".
     """
     computed = emulate(export.recipe.config, names=[runtime])[runtime]
-    why = export.recipe.cannot.get(runtime)
+    reason = export.recipe.cannot.get(runtime)
     if not computed.is_known:
         yield f"{computed.error}."
         return
     if runtime == "llama.cpp":
         yield from llama_cpp_lines(export)
-    elif why is None:
+    elif reason is None:
         yield from serving_lines(runtime, export.name, export.new_length)
     else:
-        yield f"Not from this folder: {why}."
+        yield f"Not from this folder: {reason}."
         yield from _fix_lines(export, runtime)
     if export.original_folder is not None and export.original_config is not None:
         yield from lines_without_copy(
@@ -190,9 +190,9 @@ def _fix_lines(export: Export, runtime: str) -> Iterator[str]:
         yield f"`posenc doctor {export.name} --fix --length N --out NEW` writes the frequencies of "
         yield "N tokens for all lengths."
         return
-    fold = not why_not_foldable(export.folder, export.meaning.model)
+    may_fold = not why_not_foldable(export.folder, export.meaning.model)
     try:
-        recipe = best_recipe(export.recipe.config, export.meaning, (runtime,), fold=fold)
+        recipe = best_recipe(export.recipe.config, export.meaning, (runtime,), fold=may_fold)
     except ValueError:
         recipe = None
     if recipe is None or recipe.cannot:

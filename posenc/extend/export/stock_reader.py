@@ -56,7 +56,7 @@ def largest_relative_error(computed: torch.Tensor, expected: torch.Tensor) -> fl
 
 
 def logits_in_steps(
-    model: torch.nn.Module, tokens: torch.Tensor, steps: int, cache: str | None
+    model: torch.nn.Module, tokens: torch.Tensor, steps: int, cache_name: str | None
 ) -> torch.Tensor:
     """Return the logits of the last `steps` of these tokens, (batch, steps, vocab). The model reads
     them one by one through its KV cache, after all others at once; nothing is sampled.
@@ -64,26 +64,26 @@ def logits_in_steps(
     cache: the name of the KV cache in the arguments and in the output of the model, None without.
     Raises: ValueError for a model without a cache.
     """
-    if cache is None:
+    if cache_name is None:
         raise ValueError(f"{type(model).__name__} takes no KV cache: decoding cannot be proved")
     out = model(tokens[:, :-steps], use_cache=True)
-    rows = []
+    logits_by_step = []
     for i in range(tokens.shape[1] - steps, tokens.shape[1]):
-        out = model(tokens[:, i : i + 1], use_cache=True, **{cache: out[cache]})
-        rows.append(out.logits)
-    return torch.cat(rows, dim=1)
+        out = model(tokens[:, i : i + 1], use_cache=True, **{cache_name: out[cache_name]})
+        logits_by_step.append(out.logits)
+    return torch.cat(logits_by_step, dim=1)
 
 
 class ForcedTokens(transformers.LogitsProcessor):
-    """Makes generate() write the given tokens, (rows, steps), whatever the model predicts. prompt:
-    the length of the prompts in tokens."""
+    """Makes generate() write the given tokens, (rows, steps), whatever the model predicts.
+    prompt_len: the length of the prompts in tokens."""
 
-    def __init__(self, tokens: torch.Tensor, prompt: int) -> None:
+    def __init__(self, tokens: torch.Tensor, prompt_len: int) -> None:
         self.tokens = tokens
-        self.prompt = prompt
+        self.prompt_len = prompt_len
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        step = input_ids.shape[1] - self.prompt
+        step = input_ids.shape[1] - self.prompt_len
         forced = torch.full_like(scores, -torch.inf)
         return forced.scatter(1, self.tokens[:, step : step + 1], 0.0)
 
@@ -133,13 +133,13 @@ def padding_error(model: Any, tokens: torch.Tensor, objective: str) -> float | N
         # The logits after the last token of the prompt come first.
         decoded = torch.stack(generated.logits, dim=1)
         pairs += [(decoded[i], logits_alone[i][-STEPS - 1 : -1]) for i in range(len(rows))]
-    errors = [(computed.float() - want.float()).abs().max() for computed, want in pairs]
+    errors = [(computed.float() - expected.float()).abs().max() for computed, expected in pairs]
     return float(torch.stack(errors).max())
 
 
 @torch.inference_mode()
 def main(
-    folder: str, reference: str, objective: str, dtype: str, device: str, cache: str | None
+    folder: str, reference: str, objective: str, dtype: str, device: str, cache_name: str | None
 ) -> None:
     """Load a folder with stock transformers, compare it with the tensors in the file `reference`,
     and print the largest errors as one line of JSON.
@@ -149,12 +149,12 @@ def main(
     """
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    auto = (
+    auto_class = (
         transformers.AutoModelForMaskedLM
         if objective == "masked"
         else transformers.AutoModelForCausalLM
     )
-    model: Any = auto.from_pretrained(
+    model: Any = auto_class.from_pretrained(
         folder, dtype=dtype, trust_remote_code=False, local_files_only=True
     )
     model = model.eval().to(device)
@@ -175,16 +175,16 @@ def main(
         "generated": 0,
     }
     if objective == "causal":
-        steps = min(16, tokens.shape[1] // 2)
-        full = logits[:, -steps:].float()
-        in_steps = logits_in_steps(model, tokens, steps, cache)
-        result["decode_error"] = float((in_steps - full).abs().max())
-        prompt = tokens[:, : tokens.shape[1] - steps]
+        num_steps = min(16, tokens.shape[1] // 2)
+        expected_logits = logits[:, -num_steps:].float()
+        in_steps = logits_in_steps(model, tokens, num_steps, cache_name)
+        result["decode_error"] = float((in_steps - expected_logits).abs().max())
+        prompt = tokens[:, : tokens.shape[1] - num_steps]
         # An end-of-text token would stop the count, not the model's ability to go on.
-        grown = model.generate(
+        generated = model.generate(
             prompt, max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0
         )
-        result["generated"] = grown.shape[1] - prompt.shape[1]
+        result["generated"] = generated.shape[1] - prompt.shape[1]
     print(json.dumps(result))
 
 

@@ -78,14 +78,14 @@ def _mean_over_tokens(evaluation: Evaluation, keep: Callable[[int], bool]) -> fl
     """Return the mean loss over all tokens of the buckets whose upper edge `keep` accepts; NaN if
     one of these buckets has no tokens."""
     buckets = [
-        e
-        for edge, e in zip(evaluation.edges[1:], evaluation.by_position, strict=True)
+        estimate
+        for edge, estimate in zip(evaluation.edges[1:], evaluation.by_position, strict=True)
         if keep(edge)
     ]
-    tokens = sum(e.tokens for e in buckets)
-    if not tokens or not all(e.tokens for e in buckets):
+    num_tokens = sum(estimate.tokens for estimate in buckets)
+    if not num_tokens or not all(estimate.tokens for estimate in buckets):
         return math.nan
-    return sum(e.mean * e.tokens for e in buckets) / tokens
+    return sum(estimate.mean * estimate.tokens for estimate in buckets) / num_tokens
 
 
 def position_edges(train_length: int, target: int) -> tuple[int, ...]:
@@ -128,7 +128,7 @@ def measure_losses_and_tasks(
         measures_entropy: True to measure the entropy of attention on the first window.
         progress: called with the current measurement and the fraction done.
     """
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     length = windows.tokens.shape[1]
     edges = position_edges(train_length, length)
     losses = _losses_of_windows(reader, windows, progress)
@@ -172,7 +172,7 @@ def measure_losses_and_tasks(
         left_out,
         short_losses,
         losses,
-        seconds=time.perf_counter() - began,
+        seconds=time.perf_counter() - start_time,
     )
 
 
@@ -204,10 +204,10 @@ def _entropy_by_bucket(
 
 def short_windows(windows: Windows, train_length: int) -> Windows:
     """Cut the windows into texts of the training length, equally many from every window."""
-    pieces = windows.tokens.shape[1] // train_length
-    per_window = max(1, min(pieces, MAX_SHORT_TEXTS // len(windows)))
-    tokens = windows.tokens[:, : per_window * train_length].reshape(-1, train_length)
-    documents = windows.documents[:, : per_window * train_length].reshape(-1, train_length)
+    num_pieces = windows.tokens.shape[1] // train_length
+    pieces_per_window = max(1, min(num_pieces, MAX_SHORT_TEXTS // len(windows)))
+    tokens = windows.tokens[:, : pieces_per_window * train_length].reshape(-1, train_length)
+    documents = windows.documents[:, : pieces_per_window * train_length].reshape(-1, train_length)
     return Windows(tokens[:MAX_SHORT_TEXTS], documents[:MAX_SHORT_TEXTS])
 
 
@@ -246,7 +246,7 @@ def attention_entropy(model: Any, tokens: Tensor, *, in_one_piece: bool = False)
         entropy_of_layers.append(entropy)
         return out.transpose(1, 2).contiguous(), None
 
-    before = model.config._attn_implementation
+    previous_implementation = model.config._attn_implementation
     AttentionInterface.register(ENTROPY_IMPLEMENTATION, attend)
     AttentionMaskInterface.register(ENTROPY_IMPLEMENTATION, sdpa_mask)
     try:
@@ -258,12 +258,16 @@ def attention_entropy(model: Any, tokens: Tensor, *, in_one_piece: bool = False)
             cache = {} if in_one_piece else arguments_for_next_step(model, out)
             if not entropy_of_layers:
                 return None
-            pieces.append(torch.stack([layer.float().cpu() for layer in entropy_of_layers]).mean(0))
+            pieces.append(
+                torch.stack(
+                    [layer_entropy.float().cpu() for layer_entropy in entropy_of_layers]
+                ).mean(0)
+            )
             entropy_of_layers.clear()
     except ValueError:  # its attention cannot be replaced
         return None
     finally:
-        model.set_attn_implementation(before)
+        model.set_attn_implementation(previous_implementation)
     return torch.cat(pieces)
 
 
@@ -279,9 +283,9 @@ def _attend_with_entropy(
     entropy of each row, (rows). options: the other arguments of its interface."""
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     is_causal = getattr(module, "is_causal", True) and mask is None
-    groups = query.shape[1] // key.shape[1]
-    key = key.repeat_interleave(groups, 1)
-    value = value.repeat_interleave(groups, 1)
+    queries_per_key_head = query.shape[1] // key.shape[1]
+    key = key.repeat_interleave(queries_per_key_head, 1)
+    value = value.repeat_interleave(queries_per_key_head, 1)
     keys_transposed = key.float().mT
     out = torch.empty_like(query[..., : value.shape[-1]])
     entropy = query.new_zeros(query.shape[2], dtype=torch.float32)
@@ -297,8 +301,8 @@ def _attend_with_entropy(
         if mask is not None:
             scores = scores.masked_fill(~_boolean_mask(mask[:, :, rows]), -torch.inf)
         elif is_causal:
-            seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
-            scores = scores.masked_fill(~seen.tril(first_query + start), -torch.inf)
+            is_seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+            scores = scores.masked_fill(~is_seen.tril(first_query + start), -torch.inf)
         weights = _append_sinks(scores, options.get("s_aux")).softmax(-1)
         entropy[rows] = torch.special.entr(weights).sum(-1).mean((0, 1))
         out[:, :, rows] = weights[..., : key.shape[2]].to(value.dtype) @ value

@@ -56,8 +56,8 @@ class LossReader:
     def losses_in_batches(self, windows: Tensor) -> Tensor:
         """Return the losses of many windows, (windows, length), as `losses` does, a few at a
         time."""
-        rows = max(1, MAX_TOKENS_PER_BATCH // windows.shape[1])
-        return torch.cat([self.losses(part) for part in windows.split(rows)])
+        windows_per_batch = max(1, MAX_TOKENS_PER_BATCH // windows.shape[1])
+        return torch.cat([self.losses(part) for part in windows.split(windows_per_batch)])
 
     def _sliding_losses(self, tokens: Tensor, window: int) -> Tensor:
         """Return the losses of tokens of which each is read with at most `window` tokens. The
@@ -133,9 +133,9 @@ def _cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
 
 def _require_finite(losses: Tensor) -> Tensor:
     """Return the losses unchanged. Raises: NotFinite if one is NaN or infinite."""
-    wrong = int((~losses.isfinite()).sum())
-    if wrong:
-        raise NotFinite(f"{wrong} of {losses.numel()} losses are NaN or infinite")
+    num_nonfinite = int((~losses.isfinite()).sum())
+    if num_nonfinite:
+        raise NotFinite(f"{num_nonfinite} of {losses.numel()} losses are NaN or infinite")
     return losses
 
 
@@ -143,6 +143,6 @@ def _require_finite(losses: Tensor) -> Tensor:
 def last_logits(model: Any, tokens: Tensor, count: int) -> Tensor:
     """Return the logits of the last `count` tokens, (batch, count, vocab). Models that can skip the
     other logits do."""
-    fewer = "logits_to_keep" in inspect.signature(model.forward).parameters
-    options = {"logits_to_keep": count} if fewer else {}
+    takes_count = "logits_to_keep" in inspect.signature(model.forward).parameters
+    options = {"logits_to_keep": count} if takes_count else {}
     return model(tokens.to(model.device), use_cache=False, **options).logits[:, -count:].cpu()

@@ -43,16 +43,16 @@ def sample_windows(
 
     Raises: ValueError if there is not enough text for one window.
     """
-    needed = length * count
-    tokens_per_document = max(length, -(-needed // max(1, len(documents))))
+    num_tokens = length * count
+    tokens_per_document = max(length, -(-num_tokens // max(1, len(documents))))
     beginnings = [
         encode(_first_characters(text, CHARACTERS_READ_PER_TOKEN * tokens_per_document))[
             :tokens_per_document
         ]
         for text in documents[:count]
     ]
-    if sum(map(len, beginnings)) < needed:
-        beginnings = encode_until(encode, documents, needed)
+    if sum(map(len, beginnings)) < num_tokens:
+        beginnings = encode_until(encode, documents, num_tokens)
     return pack_windows(beginnings, length, count)
 
 
@@ -61,8 +61,8 @@ def _first_characters(text: str, max_characters: int) -> str:
     them."""
     if len(text) <= max_characters:
         return text
-    space = text.rfind(" ", 0, max_characters)
-    return text[: space if space > 0 else max_characters]
+    space_index = text.rfind(" ", 0, max_characters)
+    return text[: space_index if space_index > 0 else max_characters]
 
 
 def _shuffled(documents: list[str]) -> list[str]:
@@ -73,13 +73,13 @@ def _shuffled(documents: list[str]) -> list[str]:
 def _cut_into_pieces(text: str, max_pieces: int, min_characters: int) -> list[str]:
     """Return a text cut after spaces into up to `max_pieces` pieces of nearly equal size, of about
     `min_characters` characters or more each."""
-    count = max(1, min(max_pieces, len(text) // min_characters))
+    num_pieces = max(1, min(max_pieces, len(text) // min_characters))
     start = 0
     pieces = []
-    for i in range(1, count + 1):
-        stop = len(text) * i // count
-        if i < count and (space := text.rfind(" ", start, stop)) > start:
-            stop = space + 1
+    for i in range(1, num_pieces + 1):
+        stop = len(text) * i // num_pieces
+        if i < num_pieces and (space_index := text.rfind(" ", start, stop)) > start:
+            stop = space_index + 1
         pieces.append(text[start:stop])
         start = stop
     return pieces

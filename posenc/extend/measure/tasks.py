@@ -160,64 +160,67 @@ class TaskGrid:
     ) -> Prompt:
         """Return a prompt of `length` tokens: text with the facts of a puzzle at their depths, the
         question and the answer. Raises: TooShort."""
-        start = self.encode("")
+        start_ids = self.encode("")
         puzzle = write_puzzle(name, rng, depth)
-        question = self._ids_without_start(puzzle.question, start)
-        ending = self._ids_without_start(f"{puzzle.question} {puzzle.answer}", start)
+        question = self._ids_without_start(puzzle.question, start_ids)
+        ending = self._ids_without_start(f"{puzzle.question} {puzzle.answer}", start_ids)
         # The prompt ends with question and answer. A tokenizer may merge the end of the question
         # with the answer: then they are joined as ids.
         if ending[: len(question)] != question or len(ending) == len(question):
-            ending = question + self._ids_without_start(puzzle.answer, start)
-        facts = [(at, self._ids_without_start(f" {fact} ", start)) for at, fact in puzzle.facts]
-        body_len = length - len(start) - len(ending) - sum(len(ids) for _, ids in facts)
+            ending = question + self._ids_without_start(puzzle.answer, start_ids)
+        facts = [
+            (fact_depth, self._ids_without_start(f" {fact} ", start_ids))
+            for fact_depth, fact in puzzle.facts
+        ]
+        body_len = length - len(start_ids) - len(ending) - sum(len(ids) for _, ids in facts)
         if body_len < len(ending):
             raise TooShort(f"{length} tokens are too few for it with this tokenizer")
         if puzzle.words is None:
-            first = int(rng.integers(0, max(1, len(filler) - body_len)))
-            text = filler[first : first + body_len].tolist()
+            first_token = int(rng.integers(0, max(1, len(filler) - body_len)))
+            body = filler[first_token : first_token + body_len].tolist()
         else:
-            text = []
-            while len(text) < body_len:
-                text += self._ids_without_start(f" {next(puzzle.words)}", start)
-        pieces = [*start, *insert_facts(text[:body_len], facts), *ending]
-        return Prompt(torch.tensor(pieces), len(ending) - len(question))
+            body = []
+            while len(body) < body_len:
+                body += self._ids_without_start(f" {next(puzzle.words)}", start_ids)
+        prompt_ids = [*start_ids, *insert_facts(body[:body_len], facts), *ending]
+        return Prompt(torch.tensor(prompt_ids), len(ending) - len(question))
 
-    def _ids_without_start(self, text: str, start: list[int]) -> list[int]:
-        """Return the token ids of a text without the ids `start`, with which the tokenizer begins
+    def _ids_without_start(self, text: str, start_ids: list[int]) -> list[int]:
+        """Return the token ids of a text without `start_ids`, with which the tokenizer begins
         every text."""
-        return self.encode(text)[len(start) :]
+        return self.encode(text)[len(start_ids) :]
 
     def _score_answers(self, reader: LossReader, prompts: Sequence[Prompt]) -> TaskScore:
         """Return the score of the model's answers. prompts: equally many for each depth, in
         order."""
         is_right: list[bool] = []
         losses: list[np.ndarray] = []
-        rows = max(1, MAX_TOKENS_PER_BATCH // len(prompts[0].ids))
-        for i in range(0, len(prompts), rows):
-            batch = prompts[i : i + rows]
+        prompts_per_batch = max(1, MAX_TOKENS_PER_BATCH // len(prompts[0].ids))
+        for i in range(0, len(prompts), prompts_per_batch):
+            batch = prompts[i : i + prompts_per_batch]
             for prompt, logits in zip(batch, _logits_of_answers(reader, batch), strict=True):
                 answer = prompt.ids[-prompt.answer_len :]
                 is_right.append(bool((logits.argmax(-1) == answer).all()))
                 losses.append(F.cross_entropy(logits.float(), answer, reduction="none").numpy())
         right = np.array(is_right)
         share = float(right.mean())
-        exact = Estimate(share, *fraction_interval(int(right.sum()), len(right)), len(right))
+        exact_share = Estimate(share, *fraction_interval(int(right.sum()), len(right)), len(right))
         right_by_depth = right.reshape(len(self.depths), -1)
         nats_by_depth = np.array([loss.mean() for loss in losses]).reshape(right_by_depth.shape)
         by_depth = {}
         for depth, shares, nats in zip(self.depths, right_by_depth, nats_by_depth, strict=True):
             by_depth[depth] = DepthScore(float(shares.mean()), float(nats.mean()))
-        return TaskScore(exact, _mean_loss(losses), by_depth)
+        return TaskScore(exact_share, _mean_loss(losses), by_depth)
 
 
 def _mean_loss(losses: Sequence[np.ndarray]) -> Estimate:
     """Return the mean loss per token of answers, with an interval from resampled answers."""
-    longest = max(len(loss) for loss in losses)
-    padded = np.full((len(losses), longest), math.nan)  # answers may have different lengths
+    max_len = max(len(loss) for loss in losses)
+    padded = np.full((len(losses), max_len), math.nan)  # answers may have different lengths
     for row, loss in zip(padded, losses, strict=True):
         row[: len(loss)] = loss
-    owners = np.arange(len(losses))[:, None].repeat(longest, 1)
-    return estimate_mean(padded, owners)
+    prompt_of_loss = np.arange(len(losses))[:, None].repeat(max_len, 1)
+    return estimate_mean(padded, prompt_of_loss)
 
 
 class TooShort(Exception):
@@ -287,11 +290,11 @@ class PasskeyGrid:
 
         tokens: (prompts, length), each with the key at its end.
         """
-        right = []
+        shares = []
         for part in tokens.split(max(1, MAX_TOKENS_PER_BATCH // tokens.shape[1])):
             logits = last_logits(reader.model, part, self.key_len + 1)[:, :-1]
-            right.append((logits.argmax(-1) == part[:, -self.key_len :]).float().mean(-1))
-        return torch.cat(right)
+            shares.append((logits.argmax(-1) == part[:, -self.key_len :]).float().mean(-1))
+        return torch.cat(shares)
 
 
 class PuzzleInWords(NamedTuple):
@@ -309,7 +312,7 @@ def write_puzzle(name: str, rng: np.random.Generator, depth: float) -> PuzzleInW
     the text to 1 at its end; the task common-words ignores it."""
     if name == COMMON_WORDS:
         return _common_words_puzzle(rng)
-    draw, fact, question = PUZZLE_SENTENCES[name]
+    draw, fact_form, question_form = PUZZLE_SENTENCES[name]
     puzzle = draw(rng, depth)
     keys = dict.fromkeys(key for _, (key, _) in puzzle.facts)
     values = dict.fromkeys(value for _, (_, value) in puzzle.facts)
@@ -318,16 +321,19 @@ def write_puzzle(name: str, rng: np.random.Generator, depth: float) -> PuzzleInW
     if name == "needle-by-meaning":
         words = dict(zip(keys, rng.permutation(list(CITIES)), strict=False))
         words |= zip(only_values, _random_names(rng, len(only_values)), strict=True)
-        names_in_question = [CITIES[words[city]] for city in puzzle.question]
+        names_in_question = [CITIES[words[symbol]] for symbol in puzzle.question]
     else:
         words = dict(zip(keys, _random_names(rng, len(keys)), strict=True))
         # Numbers of five digits, 10000 to 99999.
-        draws = rng.choice(90000, len(only_values), replace=False)
-        words |= zip(only_values, (str(10000 + int(i)) for i in draws), strict=True)
+        drawn_numbers = rng.choice(90000, len(only_values), replace=False)
+        words |= zip(only_values, (str(10000 + int(i)) for i in drawn_numbers), strict=True)
         names_in_question = [words[symbol] for symbol in puzzle.question]
-    facts = tuple((at, fact.format(words[key], words[value])) for at, (key, value) in puzzle.facts)
+    facts = tuple(
+        (fact_depth, fact_form.format(words[key], words[value]))
+        for fact_depth, (key, value) in puzzle.facts
+    )
     answer = " ".join(words[symbol] for symbol in puzzle.answer)
-    return PuzzleInWords(facts, question.format(*names_in_question), answer)
+    return PuzzleInWords(facts, question_form.format(*names_in_question), answer)
 
 
 def _common_words_puzzle(rng: np.random.Generator) -> PuzzleInWords:
