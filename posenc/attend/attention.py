@@ -45,9 +45,9 @@ class AttentionPlan:
 
     def __str__(self) -> str:
         """Return the plan in a few lines, as `posenc.explain` is printed."""
-        extra = f"{self.extra_bytes / 2**20:.1f} MiB extra"
+        extra_memory = f"{self.extra_bytes / 2**20:.1f} MiB extra"
         lines = [
-            f"{self.impl}: {self.reason}; time {self.time_growth}, {extra}",
+            f"{self.impl}: {self.reason}; time {self.time_growth}, {extra_memory}",
             f"  scale {self.scale:.6g}: {self.scale_origin}",
             *(f"  not {name}: {why}" for name, why in self.rejected.items()),
         ]
@@ -333,18 +333,18 @@ def _extra_bytes(
     """
     bytes_of_passes = [cost.extra_bytes for cost in costs]
     # A backward pass needs the memory of all passes; otherwise each pass frees its own.
-    extra = sum(bytes_of_passes) if problems[0].needs_grad else max(bytes_of_passes)
+    num_bytes = sum(bytes_of_passes) if problems[0].needs_grad else max(bytes_of_passes)
     for problem in problems:
         for transformed, argument in zip((problem.q, problem.k, problem.v), arguments, strict=True):
             if transformed is argument:
                 continue
-            extra += transformed.nbytes
+            num_bytes += transformed.nbytes
             if transformed.shape != argument.shape:  # widening needs temporary memory, too
-                extra += transformed.nbytes
+                num_bytes += transformed.nbytes
     if len(problems) > 1:
         # The output of each pass, and as much again while `_merge_passes` joins them.
-        extra += 2 * len(problems) * problems[0].q.nbytes
-    return extra
+        num_bytes += 2 * len(problems) * problems[0].q.nbytes
+    return num_bytes
 
 
 def _scale_origin(

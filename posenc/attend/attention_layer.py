@@ -104,12 +104,12 @@ class Attention(nn.Module):
         self.scale = scale
         self.impl = impl
 
-        def build_projection(heads: int, *kinds: Projections) -> nn.Linear | None:
+        def build_projection(num_output_heads: int, *kinds: Projections) -> nn.Linear | None:
             """Return a linear layer from embed_dim to this many heads; None unless `projections` is
             one of the `kinds`."""
             if projections not in kinds:
                 return None
-            return nn.Linear(embed_dim, heads * self.head_dim, bias=bias)
+            return nn.Linear(embed_dim, num_output_heads * self.head_dim, bias=bias)
 
         self.q_proj = build_projection(num_heads, "separate", "k=v", "q=k")
         self.k_proj = build_projection(num_kv_heads, "separate", "k=v")
@@ -253,22 +253,22 @@ class Attention(nn.Module):
         """Raise ValueError for an unknown kind of projections, or one that the numbers of heads do
         not allow."""
         kind = self.projections
-        heads = self.num_heads
-        kv_heads = self.num_kv_heads
+        num_heads = self.num_heads
+        num_kv_heads = self.num_kv_heads
         if kind not in get_args(Projections):
             raise ValueError(
                 f"Attention: projections must be one of {', '.join(get_args(Projections))}, "
                 f"got {kind!r}."
             )
-        if kind in ("q=k", "none") and kv_heads != heads:
+        if kind in ("q=k", "none") and num_kv_heads != num_heads:
             raise ValueError(
                 f"Attention: projections={kind!r} needs equal numbers of key/value and query "
-                f"heads, got {kv_heads} and {heads}."
+                f"heads, got {num_kv_heads} and {num_heads}."
             )
-        if kind == "none" and heads * self.head_dim != self.embed_dim:
+        if kind == "none" and num_heads * self.head_dim != self.embed_dim:
             raise ValueError(
                 f"Attention: projections='none' needs num_heads * head_dim = embed_dim, "
-                f"got {heads} * {self.head_dim} and {self.embed_dim}."
+                f"got {num_heads} * {self.head_dim} and {self.embed_dim}."
             )
 
 

@@ -126,10 +126,10 @@ class KVCache:
             )
         batch_and_heads_fit = new.shape[:2] == buffer.shape[:2]
         if not batch_and_heads_fit or new.shape[3:] != buffer.shape[3:]:
-            cached = (*buffer.shape[:2], self.length, *buffer.shape[3:])
+            cached_shape = (*buffer.shape[:2], self.length, *buffer.shape[3:])
             raise ValueError(
-                f"KVCache: it has {name} of shape {cached}, got {tuple(new.shape)}: batch, heads "
-                "and width must not change. Use a new cache for other sequences."
+                f"KVCache: it has {name} of shape {cached_shape}, got {tuple(new.shape)}: batch, "
+                "heads and width must not change. Use a new cache for other sequences."
             )
 
     @explain_misfits
@@ -365,9 +365,9 @@ class KVCache:
         for name, move_vectors in method_by_name.items():
             buffer = self._buffers[name]
             original = self._original_buffers.get(name, buffer)
-            tail = original[:, :, start : self.length]
-            moved = move_vectors(tail, from_positions, to_positions)
-            if moved is tail:  # they do not depend on the position
+            unmoved = original[:, :, start : self.length]
+            moved = move_vectors(unmoved, from_positions, to_positions)
+            if moved is unmoved:  # they do not depend on the position
                 continue
             moved_buffers[name] = torch.cat([buffer[:, :, :start], moved], dim=2)
             original_buffers[name] = original

@@ -124,10 +124,14 @@ def reasons_against_others(problem: Problem, chosen: str) -> dict[str, str]:
 
     chosen: the name of the implementation that was chosen, which gets no entry.
     """
-    why = dict.fromkeys(WAYS, "expected to be slower here")
+    reason_by_name = dict.fromkeys(WAYS, "expected to be slower here")
     if problem.q.device.type == "cpu":
-        why["flex"] = "compiling takes seconds; select it by name"
-    return {name: why_cannot_run(problem, name) or why[name] for name in WAYS if name != chosen}
+        reason_by_name["flex"] = "compiling takes seconds; select it by name"
+    return {
+        name: why_cannot_run(problem, name) or reason_by_name[name]
+        for name in WAYS
+        if name != chosen
+    }
 
 
 def why_cannot_run(problem: Problem, impl: str) -> str | None:
@@ -192,8 +196,8 @@ def _dense_scores_fit(problem: Problem) -> bool:
 def _backend_note(problem: Problem) -> str:
     """Return ", backend NAME: WHY", which names FlexAttention's backend and says why it runs. It is
     appended to the reason of a choice."""
-    name, why = flex_options.backend_and_reason(problem)
-    return f", backend {name}: {why}"
+    backend, reason = flex_options.backend_and_reason(problem)
+    return f", backend {backend}: {reason}"
 
 
 def _repeated_heads_note(problem: Problem, impl: str, form: str = "") -> str:
@@ -213,8 +217,8 @@ def _repeated_heads_note(problem: Problem, impl: str, form: str = "") -> str:
     # Read last: the first call tries the kernels, unless this release is known.
     if not (may_repeat_heads and torch_faults.faults().reads_grouped_heads_wrongly):
         return ""
-    repeated = "keys and values are repeated for every head"
-    return f"; {repeated}, because torch {torch_faults.RELEASE} reads shared heads wrongly"
+    what_is_repeated = "keys and values are repeated for every head"
+    return f"; {what_is_repeated}, because torch {torch_faults.RELEASE} reads shared heads wrongly"
 
 
 def _trains_slower_by_flash(problem: Problem) -> bool:

@@ -168,11 +168,11 @@ def _shared_bytes_needed(problem: Problem, num_queries: int, num_keys: int, num_
     num_terms = len(problem.term.terms) if isinstance(problem.term, Chain) else 1
     q_width = _padded_power_of_two(problem.q.shape[-1])
     v_width = _padded_power_of_two(problem.v.shape[-1])
-    tile_elements = (
+    num_tile_elements = (
         num_queries * q_width + num_queries * num_keys + num_stages * num_keys * (q_width + v_width)
     )
-    pair_numbers = 2 * num_terms * (num_stages - 1) * num_queries * num_keys
-    return problem.q.dtype.itemsize * tile_elements + 4 * pair_numbers  # 4 bytes a float32
+    num_pair_elements = 2 * num_terms * (num_stages - 1) * num_queries * num_keys
+    return problem.q.dtype.itemsize * num_tile_elements + 4 * num_pair_elements  # 4 bytes a float32
 
 
 def _padded_power_of_two(width: int) -> int:

@@ -127,9 +127,9 @@ class Problem:
         if mask is None or offset is None:
             return -BEYOND_ANY_DISTANCE, BEYOND_ANY_DISTANCE
         # A window counts the query itself, so that its last key is window - 1 away.
-        most = BEYOND_ANY_DISTANCE if mask.window is None else mask.window - 1
-        least = 0 if mask.causal else -most
-        return least - offset, most - offset  # from positions to indices
+        largest = BEYOND_ANY_DISTANCE if mask.window is None else mask.window - 1
+        smallest = 0 if mask.causal else -largest
+        return smallest - offset, largest - offset  # from positions to indices
 
     def keys_maybe_visible(self, start: int, stop: int) -> tuple[int, int]:
         """Return a range [kv_start, kv_stop) that includes all keys visible to any of queries
@@ -245,16 +245,18 @@ class Problem:
         term = self.term
         assert term is not None
         rows = slice(start, stop)
-        count = stop - start
+        num_rows = stop - start
         if self.has_bias_by_distance:
-            row = self.bias_of_distances(stop - 1 - self.first_key, count + self.kv_len - 1)
+            bias_by_distance = self.bias_of_distances(
+                stop - 1 - self.first_key, num_rows + self.kv_len - 1
+            )
             # A prepared encoding keeps the row for later calls. It is returned as it is only where
             # nobody writes to it, as `mask_scores_in_place` does for hidden keys.
             nothing_to_hide = self.keys_visible_to_all(start, stop) == (0, self.kv_len)
-            if count == 1 and nothing_to_hide:
-                return row[None, :, None]
+            if num_rows == 1 and nothing_to_hide:
+                return bias_by_distance[None, :, None]
             # Each query's part of the row begins one entry later than that of the next query.
-            return row.unfold(1, self.kv_len, 1).flip(1)[None]
+            return bias_by_distance.unfold(1, self.kv_len, 1).flip(1)[None]
 
         dtype = at_least_float32(self.q.dtype)
         if isinstance(term, PairwiseBias):
@@ -268,7 +270,7 @@ class Problem:
         )
         if product is not None:
             return product.to(dtype)
-        zeros = self.q.new_zeros(*self.q.shape[:2], count, self.kv_len, dtype=dtype)
+        zeros = self.q.new_zeros(*self.q.shape[:2], num_rows, self.kv_len, dtype=dtype)
         return term.add(zeros, rows, self.key_slice, None).to(dtype)
 
     @property
@@ -334,9 +336,9 @@ class Problem:
         their scores. None if all keys are known to be visible."""
         if self.mask is None or self.keys_visible_to_all(start, stop) == (0, self.kv_len):
             return None
-        batch, heads = self.q.shape[:2]
+        batch, num_heads = self.q.shape[:2]
         return self.mask.rows(
-            batch, heads, start, stop, self.kv_len, self.q.device, first_key=self.first_key
+            batch, num_heads, start, stop, self.kv_len, self.q.device, first_key=self.first_key
         )
 
     def sum_values(self, weights: Tensor, start: int, stop: int) -> Tensor:

@@ -71,8 +71,8 @@ def faults() -> Faults:
     global _known_faults
     if _known_faults is None:
         if not is_readable(torch.empty((), device="cpu")):
-            unknown = f"whether torch {RELEASE} computes it right was not tried yet"
-            return Faults(unknown, unknown, reads_grouped_heads_wrongly=True)
+            not_tried = f"whether torch {RELEASE} computes it right was not tried yet"
+            return Faults(not_tried, not_tried, reads_grouped_heads_wrongly=True)
         _known_faults = _faults_of_wrong_forms(wrong_forms())
     return _known_faults
 
@@ -86,12 +86,18 @@ def wrong_forms() -> frozenset[str]:
 
 def _faults_of_wrong_forms(names: Collection[str]) -> Faults:
     """Return the faults of a torch that computes these forms, keys of TRIALS, wrongly."""
-    in_order = [name for name in TRIALS if name in names and name != GROUPED_HEADS]
-    of_operators = _fault_sentence([name for name in in_order if name.startswith("operators: ")])
-    of_function = _fault_sentence([name for name in in_order if name.startswith("function: ")])
+    names_in_order = [name for name in TRIALS if name in names and name != GROUPED_HEADS]
+    operators_fault = _fault_sentence(
+        [name for name in names_in_order if name.startswith("operators: ")]
+    )
+    function_fault = _fault_sentence(
+        [name for name in names_in_order if name.startswith("function: ")]
+    )
     if FLASH_FORWARD is None or FLASH_BACKWARD is None:
-        of_operators = f"torch {RELEASE} has no flash kernel for the CPU"
-    return Faults(of_operators, of_function, reads_grouped_heads_wrongly=GROUPED_HEADS in names)
+        operators_fault = f"torch {RELEASE} has no flash kernel for the CPU"
+    return Faults(
+        operators_fault, function_fault, reads_grouped_heads_wrongly=GROUPED_HEADS in names
+    )
 
 
 def _fault_sentence(names: list[str]) -> str:
@@ -108,14 +114,14 @@ def _random_numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int =
     return torch.randn(*shape, generator=generator, device="cpu", dtype=torch.float64).to(dtype)
 
 
-def _random_qkv(q_len: int, kv_len: int, kv_heads: int, dtype: torch.dtype) -> list[Tensor]:
-    """Return q (1, HEADS, q_len, WIDTH), and k and v (1, kv_heads, kv_len, WIDTH). k and v are the
-    first heads of tensors with HEADS heads, so that a kernel that ignores grouped heads reads wrong
-    numbers instead of memory that belongs to no tensor."""
+def _random_qkv(q_len: int, kv_len: int, num_kv_heads: int, dtype: torch.dtype) -> list[Tensor]:
+    """Return q (1, HEADS, q_len, WIDTH), and k and v (1, num_kv_heads, kv_len, WIDTH). k and v are
+    the first heads of tensors with HEADS heads, so that a kernel that ignores grouped heads reads
+    wrong numbers instead of memory that belongs to no tensor."""
     q = _random_numbers(1, HEADS, q_len, WIDTH, dtype=dtype, seed=0)
     k = _random_numbers(1, HEADS, kv_len, WIDTH, dtype=dtype, seed=1)
     v = _random_numbers(1, HEADS, kv_len, WIDTH, dtype=dtype, seed=2)
-    return [t.requires_grad_() for t in (q, k[:, :kv_heads], v[:, :kv_heads])]
+    return [t.requires_grad_() for t in (q, k[:, :num_kv_heads], v[:, :num_kv_heads])]
 
 
 def _attend_by_formula(tensors: list[Tensor], bias: Tensor) -> Results:
@@ -143,19 +149,19 @@ def _all_close(results: Results, expected: Results, dtype: torch.dtype) -> bool:
 
 
 def _operators_are_right(
-    bias: Tensor | None, kv_heads: int = HEADS, dtype: torch.dtype = torch.float32
+    bias: Tensor | None, num_kv_heads: int = HEADS, dtype: torch.dtype = torch.float32
 ) -> bool:
     """Return True if the two operators agree with the formula, for a bias (1, HEADS or 1, q_len,
-    kv_len), or for a causal mask if it is None. `kv_heads`: heads of k and v."""
+    kv_len), or for a causal mask if it is None. `num_kv_heads`: heads of k and v."""
     if FLASH_FORWARD is None or FLASH_BACKWARD is None:
         return False
     q_len, kv_len = (QUERIES, QUERIES) if bias is None else bias.shape[2:]
-    q, k, v = (t.detach() for t in _random_qkv(q_len, kv_len, kv_heads, dtype))
+    q, k, v = (t.detach() for t in _random_qkv(q_len, kv_len, num_kv_heads, dtype))
     added = _causal_bias(q_len) if bias is None else bias
     expected = _attend_by_formula([q, k, v], added.expand(1, HEADS, q_len, kv_len))
     options = {"is_causal": True} if bias is None else {"attn_mask": bias}
     out, lse = FLASH_FORWARD(q, k, v, scale=SCALE, **options)
-    if bias is None or kv_heads != HEADS:  # attention needs no gradients of these forms
+    if bias is None or num_kv_heads != HEADS:  # attention needs no gradients of these forms
         return _all_close([out, lse], expected[:2], dtype)
     # The derivative of sin(out.sum(-1)).sum(), whose gradients `_attend_by_formula` returns.
     grad = out.double().sum(-1, keepdim=True).cos().expand(out.shape).to(dtype).contiguous()
@@ -166,20 +172,20 @@ def _operators_are_right(
 def _function_is_right(
     mask: Tensor | None,
     causal: bool = False,
-    kv_heads: int = HEADS,
+    num_kv_heads: int = HEADS,
     dtype: torch.dtype = torch.float32,
 ) -> bool:
     """Return True if torch's public function agrees with the formula, under a boolean mask, True
-    for visible pairs, a causal mask, or without one. `kv_heads`: heads of k and v."""
+    for visible pairs, a causal mask, or without one. `num_kv_heads`: heads of k and v."""
     kv_len = QUERIES if causal else KEYS
-    q, k, v = _random_qkv(QUERIES, kv_len, kv_heads, dtype)
+    q, k, v = _random_qkv(QUERIES, kv_len, num_kv_heads, dtype)
     bias = _causal_bias(QUERIES) if causal else q.new_zeros(1, 1, QUERIES, KEYS, dtype=dtype)
     if mask is not None:
         bias = bias.masked_fill(~mask, -math.inf)
     exact_out, _, *exact_gradients = _attend_by_formula(
         [q, k, v], bias.detach().expand(1, HEADS, QUERIES, kv_len)
     )
-    options = {"attn_mask": mask, "is_causal": causal, "enable_gqa": kv_heads != HEADS}
+    options = {"attn_mask": mask, "is_causal": causal, "enable_gqa": num_kv_heads != HEADS}
     tracked = F.scaled_dot_product_attention(q, k, v, scale=SCALE, **options)
     with torch.no_grad():  # which may run another kernel
         untracked = F.scaled_dot_product_attention(q, k, v, scale=SCALE, **options)
@@ -244,7 +250,7 @@ TRIALS: dict[str, Callable[[], bool]] = {
     "operators: hidden keys": lambda: _operators_are_right(
         _random_bias().masked_fill(_random_hidden_pairs(hides_all=True), -math.inf)
     ),
-    GROUPED_HEADS: lambda: _operators_are_right(_random_bias(), kv_heads=2),
+    GROUPED_HEADS: lambda: _operators_are_right(_random_bias(), num_kv_heads=2),
     "function: all keys": lambda: _function_is_right(None),
     "function: causal": lambda: _function_is_right(None, causal=True),
     "function: mask": lambda: _function_is_right(~_random_hidden_pairs(hides_all=False)),
@@ -256,7 +262,7 @@ TRIALS: dict[str, Callable[[], bool]] = {
     ),
     "function: padding": lambda: _function_is_right(_padding_mask()),
     "function: grouped heads": lambda: _function_is_right(
-        ~_random_hidden_pairs(hides_all=False), kv_heads=2
+        ~_random_hidden_pairs(hides_all=False), num_kv_heads=2
     ),
 }
 """Each form, and a trial that returns True if torch computes it right. "operators" are

@@ -61,9 +61,9 @@ def add_row_gradient(
 
 def extra_bytes(problem: Problem) -> int:
     """Return the peak memory, in bytes, that the backward pass needs for its blocks of scores."""
-    batch, heads = problem.q.shape[:2]
-    longest_diagonal = -(-min(problem.q_len, problem.kv_len) // BLOCK_SIZE)  # in blocks
-    scores_bytes = 4 * batch * heads * longest_diagonal * BLOCK_SIZE**2
+    batch, num_heads = problem.q.shape[:2]
+    max_blocks_on_diagonal = -(-min(problem.q_len, problem.kv_len) // BLOCK_SIZE)
+    scores_bytes = 4 * batch * num_heads * max_blocks_on_diagonal * BLOCK_SIZE**2
     return ARRAYS_AT_ONCE * min(_max_scores_bytes(problem.q.device), scores_bytes)
 
 
@@ -217,21 +217,21 @@ def _score_gradients_by_block_offset(
     """
     q, k, v, grad, lse, delta, row = inputs
     dtype = row.dtype
-    batch, heads, q_len, _ = q.shape
-    q_blocks = -(-q_len // BLOCK_SIZE)
-    k_blocks = -(-k.shape[2] // BLOCK_SIZE)
+    batch, num_heads, q_len, _ = q.shape
+    num_q_blocks = -(-q_len // BLOCK_SIZE)
+    num_k_blocks = -(-k.shape[2] // BLOCK_SIZE)
     queries = QueryBlocks(
-        q=_split_into_blocks((q * problem.scale).to(dtype), q_blocks),
-        grad=_split_into_blocks(grad.to(dtype), q_blocks),
+        q=_split_into_blocks((q * problem.scale).to(dtype), num_q_blocks),
+        grad=_split_into_blocks(grad.to(dtype), num_q_blocks),
         # Queries of padding have weights exp(-inf) = 0.
-        lse=_split_into_blocks(lse[..., None], q_blocks, torch.inf),
-        delta=_split_into_blocks(delta[..., None], q_blocks),
+        lse=_split_into_blocks(lse[..., None], num_q_blocks, torch.inf),
+        delta=_split_into_blocks(delta[..., None], num_q_blocks),
     )
     keys = KeyBlocks(
-        k=_split_into_blocks(repeat_kv_heads(k, heads).to(dtype), k_blocks),
-        v=_split_into_blocks(repeat_kv_heads(v, heads).to(dtype), k_blocks),
+        k=_split_into_blocks(repeat_kv_heads(k, num_heads).to(dtype), num_k_blocks),
+        v=_split_into_blocks(repeat_kv_heads(v, num_heads).to(dtype), num_k_blocks),
     )
-    block_bytes = 4 * batch * heads * BLOCK_SIZE**2  # scores of a block, in float32
+    block_bytes = 4 * batch * num_heads * BLOCK_SIZE**2  # scores of a block, in float32
     blocks_at_once = max(1, _max_scores_bytes(q.device) // block_bytes)
     block_sums = []
     for offset in offsets:
@@ -239,7 +239,7 @@ def _score_gradients_by_block_offset(
         total = torch.zeros_like(bias)
         # Blocks of queries that have a block of keys `offset` before them.
         begin = max(0, offset)
-        end = min(q_blocks, k_blocks + offset)
+        end = min(num_q_blocks, num_k_blocks + offset)
         for start in range(begin, end, blocks_at_once):
             stop = min(start + blocks_at_once, end)
             some_queries = QueryBlocks(*(t[:, :, start:stop] for t in queries))
@@ -336,12 +336,12 @@ def _hidden_or_padding(
     is_padding = (q_idx >= problem.q_len) | (k_idx >= problem.kv_len)
     if problem.mask is None:
         return is_padding[None, None]
-    batch = torch.arange(problem.q.shape[0], device=device).view(-1, 1, 1, 1, 1)
-    heads = torch.arange(problem.q.shape[1], device=device).view(-1, 1, 1, 1)
+    batch_index = torch.arange(problem.q.shape[0], device=device).view(-1, 1, 1, 1, 1)
+    head_index = torch.arange(problem.q.shape[1], device=device).view(-1, 1, 1, 1)
     # Masks may look up a token by its index, and padding has none.
     q_inside = q_idx.clamp(max=problem.q_len - 1)
     k_inside = k_idx.clamp(max=problem.kv_len - 1)
-    visible = problem.mask(batch, heads, q_inside, k_inside)
+    visible = problem.mask(batch_index, head_index, q_inside, k_inside)
     return ~visible | is_padding
 
 
@@ -352,11 +352,11 @@ def _sum_along_diagonals(block_sums: Tensor, first_offset: int, q_len: int, row_
     block_sums: sums of the gradients of scores, (offsets, num_heads, size, size); the first is of
         the blocks with `first_offset`, each further one of those with an offset less by 1.
     """
-    num_offsets, heads, size, _ = block_sums.shape
+    num_offsets, num_heads, size, _ = block_sums.shape
     # Row i of the buffer is row size - 1 - i of the sums shifted right by i, so that diagonals
     # become columns. The first column is for the last query and the first key of a block.
-    buffer = block_sums.new_zeros(num_offsets, heads, size, 2 * size)
-    strides = (heads * 2 * size**2, 2 * size**2, 2 * size + 1, 1)
+    buffer = block_sums.new_zeros(num_offsets, num_heads, size, 2 * size)
+    strides = (num_heads * 2 * size**2, 2 * size**2, 2 * size + 1, 1)
     buffer.as_strided(block_sums.shape, strides).copy_(block_sums.flip(2))
     diagonal_sums = buffer.sum(2).transpose(0, 1)  # (num_heads, num_offsets, 2 * size)
     # The second half of each sum is for the same distances as the first half of the next one.

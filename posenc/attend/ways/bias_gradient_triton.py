@@ -192,15 +192,15 @@ def diagonal_block_sums(
     contiguous. visible_distances: the least and the greatest distance, index of the query minus
     index of the key, at which a key is visible.
     """
-    batch, heads, q_len, width = q.shape
+    batch, num_heads, q_len, width = q.shape
     block = block_size(q, v)
-    out = row.new_empty(len(block_offsets), PARTS, heads, block, block)
+    out = row.new_empty(len(block_offsets), PARTS, num_heads, block, block)
     least, most = (
         max(-(2**31), min(distance, 2**31 - 1)) for distance in visible_distances
     )  # int32
     kernel: Any = _sum_diagonals_kernel  # without triton, a type checker sees a plain function
     with torch.cuda.device_of(q):  # triton launches on the current device
-        kernel[(PARTS, len(block_offsets), heads)](
+        kernel[(PARTS, len(block_offsets), num_heads)](
             q,
             k,
             v,
@@ -214,7 +214,7 @@ def diagonal_block_sums(
             *v.stride(),
             *grad.stride(),
             batch,
-            heads,
+            num_heads,
             q_len,
             k.shape[2],
             row.shape[1],
@@ -222,7 +222,7 @@ def diagonal_block_sums(
             least,
             most,
             scale,
-            GROUPS=heads // k.shape[1],
+            GROUPS=num_heads // k.shape[1],
             WIDTH=width,
             V_WIDTH=v.shape[-1],
             PADDED_WIDTH=_padded_width(q),

@@ -33,8 +33,8 @@ def cost(problem: Problem) -> Cost:
 def rows_per_block(problem: Problem) -> int:
     """Return the number of queries per block, a power of two of at least 16. On the CPU up to 512:
     the scores of a block fit its cache, unless matrix products would then be too small."""
-    batch, heads = problem.q.shape[:2]
-    row_bytes = max(1, batch * heads * problem.kv_len * max(4, problem.q.element_size()))
+    batch, num_heads = problem.q.shape[:2]
+    row_bytes = max(1, batch * num_heads * problem.kv_len * max(4, problem.q.element_size()))
     if problem.q.device.type == "cuda":
         memory_bytes = torch.cuda.get_device_properties(problem.q.device).total_memory
         rows_that_fit = max(1, memory_bytes // DEVICE_MEMORY_DIVISOR // row_bytes)

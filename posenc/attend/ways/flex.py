@@ -47,19 +47,20 @@ _too_large_kernels: set[tuple[Any, ...]] = set()
 
 def cost(problem: Problem) -> Cost:
     """Return the expected time and memory of FlexAttention."""
-    pairs = problem.q_len * problem.kv_len
+    num_pairs = problem.q_len * problem.kv_len
     bias_may_learn = flex_options.bias_may_learn(problem)
     is_formula = flex_options.computes_formulas(problem) and not bias_may_learn
     if problem.term is None or is_formula:
         bias_elements_per_head = 0
     elif flex_options.reads_pairs(problem):
-        bias_elements_per_head = pairs
+        bias_elements_per_head = num_pairs
     else:
         bias_elements_per_head = problem.q_len + problem.kv_len
     if problem.mask is None or _mask_depends_on_distance_only(problem):
-        mask_bytes = pairs // BLOCK_SIZE**2 * 8  # a number for each block, by queries and by keys
+        # A number for each block, by queries and by keys.
+        mask_bytes = num_pairs // BLOCK_SIZE**2 * 8
     else:
-        mask_bytes = 2 * _num_mask_rows(problem) * pairs  # torch computes it for all pairs
+        mask_bytes = 2 * _num_mask_rows(problem) * num_pairs  # torch computes it for all pairs
     bias_bytes = 4 * problem.q.shape[1] * bias_elements_per_head  # in float32
     extra_bytes = bias_bytes + mask_bytes
     if bias_may_learn and problem.has_bias_by_distance:
@@ -371,13 +372,13 @@ def _exact_block_mask(
         end_q = begin_q + BLOCK_SIZE
         end_k = begin_k + BLOCK_SIZE
         # The least and the greatest distance in each pair of blocks.
-        low = begin_q - end_k.clamp(max=kv_len) + 1
-        high = end_q.clamp(max=q_len) - 1 - begin_k
+        lowest_distance = begin_q - end_k.clamp(max=kv_len) + 1
+        highest_distance = end_q.clamp(max=q_len) - 1 - begin_k
         offset = (begin_q - begin_k) // BLOCK_SIZE
         has_offset = (offset >= first_offset) & (offset < stop_offset)
-        shows_some = has_offset & (high >= least) & (low <= most)
+        shows_some = has_offset & (highest_distance >= least) & (lowest_distance <= most)
         is_full = (end_q <= q_len) & (end_k <= kv_len)
-        shows_all = has_offset & is_full & (low >= least) & (high <= most)
+        shows_all = has_offset & is_full & (lowest_distance >= least) & (highest_distance <= most)
 
         def is_visible(batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             distance = q_idx - kv_idx

@@ -112,14 +112,14 @@ def _block_parts(
     """Yield for each block of queries up to three parts: of the keys that all its queries see, and
     of the keys before and after them. Keys so far away that they do not matter are left out."""
     dtype = at_least_float32(problem.q.dtype)
-    size = _block_size(query_bias)
-    assert size is not None
-    negligible = problem.negligible_threshold()
-    for start in range(0, problem.q_len, size):
-        stop = min(start + size, problem.q_len)
+    block_size = _block_size(query_bias)
+    assert block_size is not None
+    negligible_threshold = problem.negligible_threshold()
+    for start in range(0, problem.q_len, block_size):
+        stop = min(start + block_size, problem.q_len)
         kv_start, kv_stop = problem.keys_maybe_visible(start, stop)
         kv_start = max(
-            kv_start, _first_key_that_matters(problem, key_bias, start, stop, negligible)
+            kv_start, _first_key_that_matters(problem, key_bias, start, stop, negligible_threshold)
         )
         shared_start, shared_stop = problem.keys_visible_to_all(start, stop)
         if shared_start == shared_stop:  # none is known to be visible to all
@@ -256,14 +256,14 @@ def _gradients(
     Then the gradient of that channel of k[j] is scale * (sum over i of d_score[i, j]), and the
     gradient of key_bias[j] is minus this sum. So the kernel's backward pass gives both.
     """
-    heads = q.shape[1]
+    num_heads = q.shape[1]
     width = q.shape[-1]
     v_dim = v.shape[-1]
     # One more channel, rounded up: kernels are faster at multiples of 8.
     padded_width = -(-(max(width, v_dim) + 1) // 8) * 8
     wide_q = _padded_copy(q, padded_width)
-    wide_k = _padded_copy(repeat_kv_heads(k, heads), padded_width)
-    wide_v = _padded_copy(repeat_kv_heads(v, heads), padded_width)
+    wide_k = _padded_copy(repeat_kv_heads(k, num_heads), padded_width)
+    wide_v = _padded_copy(repeat_kv_heads(v, num_heads), padded_width)
     wide_out = _padded_copy(out, padded_width)
     wide_grad = _padded_copy(grad, padded_width)
     wide_q[..., width] = 1

@@ -90,10 +90,10 @@ def _strips_bytes(problem: Problem) -> int:
     """Return the bytes that the form "strips" needs: the bias by distance in float32, a copy of the
     output, three results of a group of strips, and what the backward pass needs."""
     q = problem.q
-    batch, heads, q_len, width = q.shape
-    row_bytes = 4 * heads * (q_len + problem.kv_len)
+    batch, num_heads, q_len, width = q.shape
+    row_bytes = 4 * num_heads * (q_len + problem.kv_len)
     output_bytes = q.numel() * q.element_size()
-    group_bytes = 3 * batch * heads * min(q_len, strips.GROUP_ROWS) * width * q.element_size()
+    group_bytes = 3 * batch * num_heads * min(q_len, strips.GROUP_ROWS) * width * q.element_size()
     if not problem.needs_grad:
         return row_bytes + output_bytes + group_bytes
     # Scores, weights and their gradients of some queries, and the gradient of k in float32.
@@ -107,9 +107,11 @@ def _near_and_far_bytes(problem: Problem) -> int:
     near keys, which grow with `far_from`, for NEAR_ROWS queries at a time, and the results for far
     keys."""
     assert problem.term is not None and problem.term.far_from is not None
-    near_arrays = NEAR_ARRAYS + NEAR_ARRAYS_PER_KEY * problem.term.far_from / problem.q.shape[-1]
-    far_arrays = FAR_ARRAYS_TRAINING if problem.needs_grad else FAR_ARRAYS
-    multiples_of_q = near_arrays * min(1, NEAR_ROWS / problem.q_len) + far_arrays
+    near_multiple_of_q = (
+        NEAR_ARRAYS + NEAR_ARRAYS_PER_KEY * problem.term.far_from / problem.q.shape[-1]
+    )
+    far_multiple_of_q = FAR_ARRAYS_TRAINING if problem.needs_grad else FAR_ARRAYS
+    multiples_of_q = near_multiple_of_q * min(1, NEAR_ROWS / problem.q_len) + far_multiple_of_q
     return int(4 * multiples_of_q * problem.q.numel())
 
 
@@ -197,13 +199,13 @@ def _attend_far_keys(problem: Problem, far_from: int) -> tuple[Tensor, Tensor]:
     the output and the log-sum-exp: 0 and -inf for the first queries, which have no such keys."""
     # Query i sees keys 0 to i - far_from: a causal mask if the first `far_from` queries and the
     # last `far_from` keys are left out.
-    length = problem.q_len - far_from
-    indices = range(length)
+    num_far_rows = problem.q_len - far_from
+    indices = range(num_far_rows)
     far_problem = replace(
         problem,
         q=problem.q[:, :, far_from:],
-        k=problem.k[:, :, :length],
-        v=problem.v[:, :, :length],
+        k=problem.k[:, :, :num_far_rows],
+        v=problem.v[:, :, :num_far_rows],
         mask=masks.causal.bind(indices, indices),
         term=None,
         needs_lse=True,

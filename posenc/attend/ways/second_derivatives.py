@@ -24,13 +24,13 @@ def make_twice_differentiable(problem: Problem, out: Tensor) -> Tensor:
     # Only these, and not the problem: the function below lives as long as the graph, and would keep
     # q, k and v in memory after a backward pass has freed them.
     mask = problem.mask
-    batch, heads, q_len = problem.q.shape[:3]
+    batch, num_heads, q_len = problem.q.shape[:3]
     kv_len = problem.kv_len
     device = problem.q.device
 
     def make_visible() -> Tensor | None:
         """Return True for visible pairs, to be broadcast to the scores; None if all are visible."""
-        return None if mask is None else mask.rows(batch, heads, 0, q_len, kv_len, device)
+        return None if mask is None else mask.rows(batch, num_heads, 0, q_len, kv_len, device)
 
     return _TwiceDifferentiable.apply(  # type: ignore[return-value]
         problem.q, problem.k, problem.v, out, problem.scale, make_visible

@@ -87,9 +87,9 @@ def _plan_heads(problem: Problem, row: Tensor, num_negligible: list[int]) -> Str
     # For each head of keys: the fewest and the most entries that a head of its call leaves out.
     left_out_by_kv_head = []
     for head in range(0, num_heads, query_heads_per_key_head):
-        first = head // heads_per_call * heads_per_call
-        counts = num_negligible[first : first + heads_per_call]
-        left_out_by_kv_head.append((min(counts), max(counts)))
+        first_head_of_call = head // heads_per_call * heads_per_call
+        counts_of_call = num_negligible[first_head_of_call : first_head_of_call + heads_per_call]
+        left_out_by_kv_head.append((min(counts_of_call), max(counts_of_call)))
 
     plan = []
     kv_head = 0
@@ -113,8 +113,9 @@ def _heads_per_call(problem: Problem, num_heads: int, query_heads_per_key_head: 
     if not problem.needs_grad and problem.kv_len <= GROUP_ROWS:
         return num_heads  # more calls would cost more than they save
     rows_of_batch = max(1, len(problem.q))
-    num_key_heads = -(-torch.get_num_threads() // rows_of_batch)  # a head of keys for each thread
-    return query_heads_per_key_head * num_key_heads
+    # A head of keys for each thread.
+    kv_heads_per_call = -(-torch.get_num_threads() // rows_of_batch)
+    return query_heads_per_key_head * kv_heads_per_call
 
 
 def _count_negligible_entries(problem: Problem, row: Tensor) -> list[int]:
@@ -126,15 +127,15 @@ def _count_negligible_entries(problem: Problem, row: Tensor) -> list[int]:
     """
     q_len = problem.q_len
     kv_len = problem.kv_len
-    no_entries = [0] * len(row)
+    zero_counts = [0] * len(row)
     # The backward pass computes in the dtype of the row, float32 or wider; the forward pass in that
     # of q. In 32 bits tiny weights are slow, so that dropping keys pays from fewer keys on.
     computes_wide = problem.needs_grad or problem.q.dtype == row.dtype
     fewest_keys = STRIP_ROWS if computes_wide else GROUP_ROWS
     if kv_len <= fewest_keys or q_len > kv_len:
-        return no_entries
+        return zero_counts
     if not len(problem.q) or not is_readable(row):
-        return no_entries
+        return zero_counts
     # Every query has a key for each of the entries q_len - 1 to kv_len - 1. The highest of these is
     # a bias that each query sees at some key.
     highest = row[:, q_len - 1 : kv_len].amax(-1, keepdim=True)
@@ -142,7 +143,7 @@ def _count_negligible_entries(problem: Problem, row: Tensor) -> list[int]:
     # exp(-87) is about the least normal number of float32. Hidden keys (-inf) cost no time.
     has_tiny_weights = (difference.nan_to_num(neginf=0) < -87).any()
     if not bool(has_tiny_weights):
-        return no_entries
+        return zero_counts
     # An entry is dropped if it and all before it are negligible.
     is_dropped = difference.cummax(-1).values < problem.negligible_threshold()[:, None]
     return is_dropped.sum(-1).tolist()
@@ -199,14 +200,14 @@ def bias_by_falling_distance(problem: Problem) -> Tensor:
     """Return the bias by falling distance, (num_heads, q_len + kv_len - 1), -inf where the mask
     hides it; its first entry is for the last query and the first key."""
     farthest = problem.q_len - 1
-    size = problem.q_len + problem.kv_len - 1
+    num_entries = problem.q_len + problem.kv_len - 1
     # Entry e is for distance farthest - e. Entries that the mask hides are not computed.
     least, most = problem.visible_distances
-    visible_start = min(max(0, farthest - most), size)
-    visible_stop = max(visible_start, min(size, farthest - least + 1))
+    visible_start = min(max(0, farthest - most), num_entries)
+    visible_stop = max(visible_start, min(num_entries, farthest - least + 1))
     if problem.term is None:
         dtype = at_least_float32(problem.q.dtype)
         row = problem.q.new_zeros(problem.q.shape[1], visible_stop - visible_start, dtype=dtype)
     else:
         row = problem.bias_of_distances(farthest - visible_start, visible_stop - visible_start)
-    return F.pad(row, (visible_start, size - visible_stop), value=-torch.inf)
+    return F.pad(row, (visible_start, num_entries - visible_stop), value=-torch.inf)

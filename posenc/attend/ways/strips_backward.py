@@ -184,13 +184,13 @@ def _input_gradients(
     d_k = torch.zeros_like(saved.k, dtype=row.dtype)
     d_v = torch.zeros_like(saved.v, dtype=row.dtype)
     for heads, _, groups in plan:
-        of_heads = saved.select_heads(heads)
+        saved_of_heads = saved.select_heads(heads)
         parts = [part for group in groups for part in group.all_parts()]
         for part in parts:
-            rows = of_heads.reversed_rows(part.rows())
+            rows = saved_of_heads.reversed_rows(part.rows())
             for piece in _split_keys(part):
-                k = of_heads.k[:, :, piece.keys()]
-                v = of_heads.v[:, :, piece.keys()]
+                k = saved_of_heads.k[:, :, piece.keys()]
+                v = saved_of_heads.v[:, :, piece.keys()]
                 bias = reversed_bias(row[heads], saved.q.shape[2], piece)
                 piece_d_q, piece_d_k, piece_d_v = flash.gradients(rows, (k, v), bias, scale)
                 d_q[:, heads, piece.rows()] += piece_d_q.flip(2)
@@ -245,7 +245,7 @@ def _sums_along_diagonals(
         strips = [strip for group in groups for strip in group.strips]
         for first_head in range(heads.start, heads.stop, heads_at_once):
             head_slice = slice(first_head, min(first_head + heads_at_once, heads.stop))
-            of_heads = saved.select_heads(head_slice)
+            saved_of_heads = saved.select_heads(head_slice)
             for strip in strips:
                 for q_start in range(strip.q_start, strip.q_stop, ROWS_AT_ONCE):
                     q_stop = min(q_start + ROWS_AT_ONCE, strip.q_stop)
@@ -255,9 +255,9 @@ def _sums_along_diagonals(
                         continue
                     bias = reversed_bias(row[head_slice], q_len, part)
                     if begin == 0:
-                        d_scores = _complete_score_gradients(of_heads, bias, scale, part)
+                        d_scores = _complete_score_gradients(saved_of_heads, bias, scale, part)
                     else:
-                        d_scores = _partial_score_gradients(of_heads, bias, scale, part)
+                        d_scores = _partial_score_gradients(saved_of_heads, bias, scale, part)
                     _add_diagonals(d_scores.sum(0), d_row[head_slice, part.first_entry(q_len) :])
     return d_row
 
@@ -328,8 +328,8 @@ def _add_diagonals(d_scores: Tensor, d_row: Tensor) -> None:
     d_row: (num_heads, at least rows + keys - 1), from the first entry on that the strip read.
     """
     # Row i of the buffer is row i of d_scores shifted right by i, so diagonals become columns.
-    heads, count, width = d_scores.shape
-    sheared = d_scores.new_zeros(heads, count, count + width)
-    strides = (count * (count + width), count + width + 1, 1)
-    sheared.as_strided((heads, count, width), strides).copy_(d_scores)
-    d_row[:, : count + width - 1] += sheared.sum(1)[:, :-1]
+    num_heads, num_rows, num_keys = d_scores.shape
+    sheared = d_scores.new_zeros(num_heads, num_rows, num_rows + num_keys)
+    strides = (num_rows * (num_rows + num_keys), num_rows + num_keys + 1, 1)
+    sheared.as_strided((num_heads, num_rows, num_keys), strides).copy_(d_scores)
+    d_row[:, : num_rows + num_keys - 1] += sheared.sum(1)[:, :-1]

@@ -80,8 +80,8 @@ class Group(NamedTuple):
 
     def all_parts(self) -> list[Strip]:
         """Return parts of the strips that together cover each pair of a query and a key once."""
-        near = [part for strip in self.strips for part in self.near_parts(strip)]
-        return near if self.shared is None else [*near, self.shared]
+        near_parts = [part for strip in self.strips for part in self.near_parts(strip)]
+        return near_parts if self.shared is None else [*near_parts, self.shared]
 
 
 class HeadPlan(NamedTuple):
@@ -165,10 +165,10 @@ class _HeadAttention(NamedTuple):
                 out[:, :, rows], lse[:, :, rows] = flash.join_attention(near_results)
             if group.shared is not None:
                 rows = group.shared.rows()
-                near_results = (out[:, :, rows], lse[:, :, rows])
+                near_result = (out[:, :, rows], lse[:, :, rows])
                 shared_result = self._attend(group.shared)
                 out[:, :, rows], lse[:, :, rows] = flash.join_attention(
-                    [near_results, shared_result]
+                    [near_result, shared_result]
                 )
 
     def _attend(self, strip: Strip) -> tuple[Tensor, Tensor]:
