@@ -106,14 +106,16 @@ def validated_embedding_positions(
     name: the argument that x is, for messages.
     Raises: as validated_positions, and if x is no floating-point tensor of width embed_dim.
     """
-    wanted = f"(batch, len, {embed_dim or 'embed_dim'})"
+    wanted_shape = f"(batch, len, {embed_dim or 'embed_dim'})"
     if not isinstance(x, Tensor):
-        raise TypeError(f"{caller}: {name} must be a tensor {wanted}, got {type(x).__name__}.")
+        raise TypeError(
+            f"{caller}: {name} must be a tensor {wanted_shape}, got {type(x).__name__}."
+        )
     if x.ndim < 2 or (embed_dim is not None and x.shape[-1] != embed_dim):
-        raise ValueError(f"{caller}: {name} must be {wanted}, got {tuple(x.shape)}.")
+        raise ValueError(f"{caller}: {name} must be {wanted_shape}, got {tuple(x.shape)}.")
     _check_floating(caller, name, x)
-    argument = "positions" if name == "x" else f"{name}_positions"
-    return validated_positions_of(x.shape[:-1], x, caller, argument, positions, num_axes)
+    argument_name = "positions" if name == "x" else f"{name}_positions"
+    return validated_positions_of(x.shape[:-1], x, caller, argument_name, positions, num_axes)
 
 
 def query_and_key_tokens(
@@ -122,14 +124,16 @@ def query_and_key_tokens(
     """Return q and k, (batch, heads, len, head_dim) each, as Tokens at the same positions. Raise
     TypeError or ValueError unless they have the same batch and length."""
     check_vectors(caller, q=q, k=k)
-    checked = validated_positions(caller, "positions", positions, q, num_axes)
+    checked_positions = validated_positions(caller, "positions", positions, q, num_axes)
     if k.shape[2] != q.shape[2] or k.shape[0] != q.shape[0]:
         raise ValueError(
             f"{caller}: q and k must have the same batch and length, got {tuple(q.shape)} and "
             f"{tuple(k.shape)}. For a query against a longer past use posenc.attention, or rotate "
             "each with its own positions."
         )
-    return Tokens(q, checked, num_axes=num_axes), Tokens(k, checked, num_axes=num_axes)
+    q_tokens = Tokens(q, checked_positions, num_axes=num_axes)
+    k_tokens = Tokens(k, checked_positions, num_axes=num_axes)
+    return q_tokens, k_tokens
 
 
 def check_tokens(caller: str, tokens: Any, vocab_size: int, name: str = "tokens") -> None:
@@ -150,9 +154,9 @@ def check_tokens(caller: str, tokens: Any, vocab_size: int, name: str = "tokens"
 
 def check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise ValueError unless batch, heads, lengths and head_dim of q, k and v fit together."""
-    same_width = q.shape[-1] == k.shape[-1]
-    same_batch = q.shape[0] == k.shape[0]
-    if not same_width or not same_batch or k.shape[:3] != v.shape[:3]:
+    widths_are_equal = q.shape[-1] == k.shape[-1]
+    batches_are_equal = q.shape[0] == k.shape[0]
+    if not widths_are_equal or not batches_are_equal or k.shape[:3] != v.shape[:3]:
         raise ValueError(
             f"attention: q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit: "
             "k and v share heads and length, q and k share head_dim, all share the batch."
@@ -300,8 +304,8 @@ def validated_positions_of(
     """
     if isinstance(positions, range):
         # step and stop instead of len(): torch.compile cannot trace len() of a range.
-        one_each = positions.step == 1 and positions.stop - positions.start == batch_and_len[-1]
-        if num_axes == 1 and one_each:
+        has_one_each = positions.step == 1 and positions.stop - positions.start == batch_and_len[-1]
+        if num_axes == 1 and has_one_each:
             _check_range(caller, name, positions)
             return positions
         positions = _range_as_tensor(caller, name, positions, x.device)
@@ -311,15 +315,15 @@ def validated_positions_of(
     shape = positions.shape if num_axes == 1 else positions.shape[:-1]
     has_components = num_axes == 1 or (positions.ndim > 1 and positions.shape[-1] == num_axes)
     if not has_components or not _has_one_for_each_token(shape, batch_and_len):
-        wanted = _wanted_shapes(batch_and_len, num_axes)
+        wanted_shapes = _wanted_shapes(batch_and_len, num_axes)
         raise ValueError(
-            f"{caller}: {name} must have shape {wanted}one for each token of a tensor of shape "
-            f"{tuple(x.shape)}; got {tuple(positions.shape)}."
+            f"{caller}: {name} must have shape {wanted_shapes}one for each token of a tensor of "
+            f"shape {tuple(x.shape)}; got {tuple(positions.shape)}."
             + (_LAYOUT_HINT if x.ndim == 4 and shape and shape[-1] == x.shape[1] else "")
         )
     positions = _as_int64_or_real(caller, name, positions, num_axes)
-    one_row = len(shape) == 2 and shape[0] == 1
-    return positions[0] if one_row else positions
+    has_one_row = len(shape) == 2 and shape[0] == 1
+    return positions[0] if has_one_row else positions
 
 
 def _has_one_for_each_token(shape: Sequence[int], batch_and_len: Sequence[int]) -> bool:
@@ -339,11 +343,11 @@ def _wanted_shapes(batch_and_len: Sequence[int], num_axes: int) -> str:
     error message can go on: "(5,) or (2, 5), "."""
     *batch, length = batch_and_len
     components = f", {num_axes}" if num_axes > 1 else ""
-    flat = f"({length}{components or ','}) "  # a tuple of one number has a comma
+    shape_without_batch = f"({length}{components or ','}) "  # a tuple of one number has a comma
     if not batch:
-        return flat
-    rows = "".join(f"{size}, " for size in batch)
-    return f"{flat}or ({rows}{length}{components}), "
+        return shape_without_batch
+    batch_sizes = "".join(f"{size}, " for size in batch)
+    return f"{shape_without_batch}or ({batch_sizes}{length}{components}), "
 
 
 def _as_int64_or_real(caller: str, name: str, positions: Tensor, num_axes: int) -> Tensor:
@@ -413,11 +417,11 @@ def _check_dtype(caller: str, name: str, positions: Any) -> None:
             f"{caller}: {name} must be numbers, got booleans. For a mask of real tokens use "
             "posenc.positions.positions_from_mask(mask)."
         )
-    expected = f"{caller}: {name} must be integers, float32 or float64, got {positions.dtype}"
+    problem = f"{caller}: {name} must be integers, float32 or float64, got {positions.dtype}"
     if positions.is_complex():
-        raise TypeError(f"{expected}: positions are real numbers.")
+        raise TypeError(f"{problem}: positions are real numbers.")
     if positions.is_floating_point() and positions.dtype not in _FIRST_WITH_GAPS:
-        raise TypeError(f"{expected}, which rounds neighbouring positions to one.")
+        raise TypeError(f"{problem}, which rounds neighbouring positions to one.")
 
 
 def _check_floats(caller: str, name: str, positions: Tensor) -> None:

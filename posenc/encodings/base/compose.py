@@ -118,17 +118,17 @@ class Compose(PositionEncoding):
         """Return the number of components of a position. Raise ValueError unless all members that
         read positions take the same number of components and the same kind of coordinates."""
         members = self.members
-        reading = [e for e in members if e.claims.places] or list(members)
+        reading_members = [e for e in members if e.claims.places] or list(members)
         position_map = self._defining_member("passes")
         if position_map is not None:
-            reading.append(position_map)
-        axis_counts = {e.claims.num_axes for e in reading}
+            reading_members.append(position_map)
+        axis_counts = {e.claims.num_axes for e in reading_members}
         if len(axis_counts) > 1:
             raise ValueError(
                 f"Compose: positions have one number of components, but {_class_names(members)} "
                 f"take {', '.join(str(e.claims.num_axes) for e in members)}."
             )
-        coordinates = {e.claims.coordinates for e in reading}
+        coordinates = {e.claims.coordinates for e in reading_members}
         if len(coordinates) > 1:
             raise ValueError(
                 f"Compose: {_class_names(members)} get the same positions, but one takes rows and "
@@ -140,9 +140,11 @@ class Compose(PositionEncoding):
         """Yield the names of parameters that all layers share: those that a member of scope "layer"
         claims as shared, and all of a member of scope "model"."""
         for i, e in enumerate(self.members):
-            by_layer = e.claims.scope == "layer"
-            shared = e.claims.shared_parameters if by_layer else dict(e.named_parameters())
-            for name in shared:
+            differs_by_layer = e.claims.scope == "layer"
+            shared_names = (
+                e.claims.shared_parameters if differs_by_layer else dict(e.named_parameters())
+            )
+            for name in shared_names:
                 yield f"encodings.{i}.{name}"
 
     def reset_parameters(self) -> None:
@@ -172,8 +174,10 @@ class Compose(PositionEncoding):
         return prepared
 
     def scale(self, head_dim: int) -> float:
-        defining = self._defining_member("scale")
-        return super().scale(head_dim) if defining is None else defining.scale(head_dim)
+        defining_member = self._defining_member("scale")
+        return (
+            super().scale(head_dim) if defining_member is None else defining_member.scale(head_dim)
+        )
 
     def with_scale(self, scale: float) -> Self:
         scaled = super().with_scale(scale)
@@ -183,10 +187,10 @@ class Compose(PositionEncoding):
     def passes(
         self, q_positions: QueryPositionTensor, kv_positions: KeyPositionTensor
     ) -> tuple[Pass, ...]:
-        defining = self._defining_member("passes")
-        if defining is None:
+        defining_member = self._defining_member("passes")
+        if defining_member is None:
             return super().passes(q_positions, kv_positions)
-        return defining.passes(q_positions, kv_positions)
+        return defining_member.passes(q_positions, kv_positions)
 
     def embed(self, x: Embedded, positions: EmbeddedPositions) -> Embedded:
         for e in self.members:
@@ -194,8 +198,8 @@ class Compose(PositionEncoding):
         return x
 
     def state(self, x: Hidden, positions: PositionTensor, past: Past | None = None) -> State | None:
-        defining = self._defining_member("state")
-        return None if defining is None else defining.state(x, positions, past)
+        defining_member = self._defining_member("state")
+        return None if defining_member is None else defining_member.state(x, positions, past)
 
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
         for e in self.members:
@@ -281,12 +285,12 @@ def _index_of_defining_member(
     """
     if method == "scale":  # most classes that override it return the usual scale by default
         # 64: any size of a head tells whether the scale is 1/sqrt of it.
-        defining = [i for i, e in enumerate(members) if e.scale(64) != 64**-0.5]
+        indices = [i for i, e in enumerate(members) if e.scale(64) != 64**-0.5]
     else:
-        defining = [i for i, e in enumerate(members) if _overrides(e, method)]
-    if len(defining) > 1:
-        raise ValueError(_two_definers_message([members[i] for i in defining], decision))
-    return defining[0] if defining else None
+        indices = [i for i, e in enumerate(members) if _overrides(e, method)]
+    if len(indices) > 1:
+        raise ValueError(_two_definers_message([members[i] for i in indices], decision))
+    return indices[0] if indices else None
 
 
 def _two_definers_message(members: Sequence[PositionEncoding], decision: str) -> str:

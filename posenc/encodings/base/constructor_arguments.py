@@ -175,14 +175,14 @@ def arguments_in_repr(encoding: Any) -> str:
     their defaults, and in any case rope_theta, base and scaling."""
     shown = []
     for name, parameter in inspect.signature(type(encoding)).parameters.items():
-        passed = getattr(encoding, "_argument_texts", {}).get(name) or _short_text(
+        passed_text = getattr(encoding, "_argument_texts", {}).get(name) or _short_text(
             parameter.default
         )
         # An attribute counts, because a computed default replaces None.
-        text = _short_text(vars(encoding)[name]) if name in vars(encoding) else passed
-        required = parameter.default is parameter.empty
-        differs = required or text != _short_text(parameter.default)
-        if text and (differs or name in _ALWAYS_SHOWN):
+        text = _short_text(vars(encoding)[name]) if name in vars(encoding) else passed_text
+        is_required = parameter.default is parameter.empty
+        is_not_default = is_required or text != _short_text(parameter.default)
+        if text and (is_not_default or name in _ALWAYS_SHOWN):
             shown.append(f"{name}={text}")
     return ", ".join(shown)
 
@@ -221,18 +221,18 @@ def _check_argument(
     is_posenc_class: True if the constructor is one of posenc's, in which the name of an argument
     also decides its range.
     """
-    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    kind, *others = (part.strip() for part in text.split("|"))
-    accepts_none = others == ["None"]
-    if kind not in ("bool", "int", "float") or (others and not accepts_none):
+    annotation_text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    type_name, *other_type_names = (part.strip() for part in annotation_text.split("|"))
+    accepts_none = other_type_names == ["None"]
+    if type_name not in ("bool", "int", "float") or (other_type_names and not accepts_none):
         return
     if accepts_none and value is None:
         return
-    if kind == "bool":
+    if type_name == "bool":
         check_flag(caller, name, value)
         return
-    check_number(caller, name, value, whole=kind == "int")
-    if kind == "int" and not -FARTHEST_POSITION < value < FARTHEST_POSITION:
+    check_number(caller, name, value, whole=type_name == "int")
+    if type_name == "int" and not -FARTHEST_POSITION < value < FARTHEST_POSITION:
         raise ValueError(f"{caller}: {name} must be below 2^62, got {value}.")
     if is_posenc_class:
         _check_range(caller, name, value)

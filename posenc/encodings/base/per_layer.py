@@ -218,8 +218,8 @@ def _shared_or_copied(encoding: PositionEncoding) -> PositionEncoding:
     new parameters, except those that all layers share."""
     if encoding.claims.scope == "model":
         return encoding
-    shared = [encoding.get_parameter(name) for name in encoding.claims.shared_parameters]
-    copied = copy.deepcopy(encoding, {id(parameter): parameter for parameter in shared})
+    shared_parameters = [encoding.get_parameter(name) for name in encoding.claims.shared_parameters]
+    copied = copy.deepcopy(encoding, {id(parameter): parameter for parameter in shared_parameters})
     copied.reset_parameters()
     return copied
 

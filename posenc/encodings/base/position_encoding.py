@@ -416,11 +416,13 @@ def check_heads(encoding: PositionEncoding, num_heads: int, q: Tensor) -> None:
         )
 
 
-def check_state_shape(encoding: PositionEncoding, state: Tensor, heads: int, *rest: int) -> None:
+def check_state_shape(
+    encoding: PositionEncoding, state: Tensor, num_heads: int, *rest: int
+) -> None:
     """Raise ValueError unless a state has the shape (batch, heads, len, *rest)."""
     num_axes = 3 + len(rest)
-    if state.ndim != num_axes or (state.shape[1], *state.shape[3:]) != (heads, *rest):
-        wanted = ", ".join(map(str, ("batch", heads, "len", *rest)))
+    if state.ndim != num_axes or (state.shape[1], *state.shape[3:]) != (num_heads, *rest):
+        wanted = ", ".join(map(str, ("batch", num_heads, "len", *rest)))
         raise ValueError(
             f"{type(encoding).__name__}: q_state and kv_state must be ({wanted}), as "
             f"state(x, positions) returns them, got {tuple(state.shape)}."

@@ -161,18 +161,18 @@ class Bands:
         D = position_i - position_j
         """
         shift = self.shift + rows.start - keys.start
-        height, width = scores.shape[-2:]
+        num_rows, num_keys = scores.shape[-2:]
         if self.q_band is not None:
             assert q_vectors is not None
             tiles = [
-                _products_of_queries(self.q_band, shift + i * TILE_QUERIES, width, tile)
+                _products_of_queries(self.q_band, shift + i * TILE_QUERIES, num_keys, tile)
                 for i, tile in enumerate(q_vectors.split(TILE_QUERIES, 2))
             ]
             scores = add_columns(scores, *tiles, rows=TILE_QUERIES)
         if self.k_band is not None:
             assert k_vectors is not None
             k_ends = [None if end is None else end[..., keys] for end in self.k_ends]
-            parts = _products_of_keys(self.k_band, shift, height, width, k_vectors, k_ends)
+            parts = _products_of_keys(self.k_band, shift, num_rows, num_keys, k_vectors, k_ends)
             scores = add_columns(scores, parts)
         return scores
 
@@ -180,25 +180,26 @@ class Bands:
         """Return what `add` would add to the scores, (batch, num_heads, rows, keys), as a view of
         one matrix product; None if it takes several products."""
         shift = self.shift + rows.start - keys.start
-        width = keys.stop - keys.start
-        height = q_vectors.shape[2]
-        if self.q_band is None or self.k_band is not None or height > TILE_QUERIES:
+        num_keys = keys.stop - keys.start
+        num_rows = q_vectors.shape[2]
+        if self.q_band is None or self.k_band is not None or num_rows > TILE_QUERIES:
             return None
-        all_near = self.q_band.near_keys(shift, height, width) == (0, width)
+        all_near = self.q_band.near_keys(shift, num_rows, num_keys) == (0, num_keys)
         if not all_near:
             return None
-        _, _, product = next(_products_of_queries(self.q_band, shift, width, q_vectors))
+        _, _, product = next(_products_of_queries(self.q_band, shift, num_keys, q_vectors))
         return product
 
 
 def _lowest_and_highest_distance(
-    shift: int, q_len: int, kv_len: int, rows: int, causal: bool, ends: tuple[int, int] | None
+    shift: int, q_len: int, kv_len: int, num_rows: int, causal: bool, ends: tuple[int, int] | None
 ) -> tuple[int, int]:
-    """Return the lowest and the highest distance, within `ends`, for which blocks of `rows` queries
-    need a vector of its own. shift: position of the first query minus that of the first key."""
+    """Return the lowest and the highest distance, within `ends`, for which blocks of `num_rows`
+    queries need a vector of its own. shift: position of the first query minus that of the first
+    key."""
     # From the first query to the last key. In a causal block only keys that are hidden anyway are
-    # later than a query by `rows`.
-    low = -rows if causal else shift + 1 - kv_len
+    # later than a query by `num_rows`.
+    low = -num_rows if causal else shift + 1 - kv_len
     # From the last query to the first key.
     high = max(low, shift + q_len - 1)
     # Distances beyond an end have its vector.
@@ -218,13 +219,15 @@ def _products_of_queries(
     shift: position of the first query minus that of the first key. q: query vectors (batch,
     num_heads, rows, width).
     """
-    rows = q.shape[2]
-    kv_start, kv_stop = band.near_keys(shift, rows, num_keys)
+    num_rows = q.shape[2]
+    kv_start, kv_stop = band.near_keys(shift, num_rows, num_keys)
     if kv_start:
         yield 0, kv_start, q @ band.vectors_from(band.high).mT
     if kv_start < kv_stop:
-        near = band.vectors_from(shift + rows - 1 - kv_start, rows + kv_stop - kv_start)
-        yield kv_start, kv_stop, skew(q @ near.mT, kv_stop - kv_start)
+        near_vectors = band.vectors_from(
+            shift + num_rows - 1 - kv_start, num_rows + kv_stop - kv_start
+        )
+        yield kv_start, kv_stop, skew(q @ near_vectors.mT, kv_stop - kv_start)
     if kv_stop < num_keys:
         yield kv_stop, num_keys, q @ band.vectors_from(band.low).mT
 
@@ -245,8 +248,8 @@ def _products_of_keys(
         yield 0, kv_start, k_ends[1][..., :kv_start]
     for start in range(kv_start, kv_stop, TILE_KEYS):
         stop = min(start + TILE_KEYS, kv_stop)
-        rising = band.vectors_from(shift - stop + 1, stop - start + num_rows)
-        yield start, stop, skew(k[:, :, start:stop] @ rising.mT, num_rows).mT
+        near_vectors = band.vectors_from(shift - stop + 1, stop - start + num_rows)
+        yield start, stop, skew(k[:, :, start:stop] @ near_vectors.mT, num_rows).mT
     if kv_stop < num_keys:
         assert k_ends[0] is not None
         yield kv_stop, num_keys, k_ends[0][..., kv_stop:]
@@ -303,9 +306,9 @@ class ProductsByDistance(Term):
         else:
             tables = (self.read_q_table, self.read_k_table, self.k_vectors, self.table_cache)
             bands = Bands.build(self.q_tokens, self.k_tokens, rows, causal, self.ends, *tables)
-        ready = self._with_all_vectors() if bands is None else self.copy()
-        ready.bands = bands
-        return ready
+        prepared = self._with_all_vectors() if bands is None else self.copy()
+        prepared.bands = bands
+        return prepared
 
     def _has_at_most_one_vector_per_query(self, rows: int) -> bool:
         """Return True if one block, of `rows` queries, has all queries, and the table has no more
@@ -318,13 +321,13 @@ class ProductsByDistance(Term):
     def _with_all_vectors(self) -> Self:
         """Return a copy that has read the vectors of all distances from one end to the other, if
         there are ends."""
-        ready = self.copy()
+        prepared = self.copy()
         if self.ends is not None:
             low, high = self.ends
             distance = torch.arange(low, high + 1, device=self.q_tokens.device)
-            ready._all_q = None if self.read_q_table is None else self.read_q_table(distance)
-            ready._all_k = None if self.read_k_table is None else self.read_k_table(distance)
-        return ready
+            prepared._all_q = None if self.read_q_table is None else self.read_q_table(distance)
+            prepared._all_k = None if self.read_k_table is None else self.read_k_table(distance)
+        return prepared
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: VisiblePairs | None) -> Scores:
         q = None if self.q_vectors is None else self.q_vectors[:, :, rows]
@@ -357,12 +360,12 @@ class ProductsByDistance(Term):
         column = _round_down(distances(q.positions, k.positions)).clamp(low, high) - low
         if column.ndim == 3:  # (batch, rows, keys)
             column = column[:, None]
-        of_q, of_k = self._products_with_all_vectors(q_vectors, k_vectors)
-        if of_q is not None:
-            scores = scores + of_q.gather(-1, column.expand(scores.shape))
-        if of_k is not None:
+        q_products, k_products = self._products_with_all_vectors(q_vectors, k_vectors)
+        if q_products is not None:
+            scores = scores + q_products.gather(-1, column.expand(scores.shape))
+        if k_products is not None:
             shape = (*scores.shape[:2], scores.shape[-1], scores.shape[-2])
-            scores = scores + of_k.gather(-1, column.mT.expand(shape)).mT
+            scores = scores + k_products.gather(-1, column.mT.expand(shape)).mT
         return scores
 
     def _products_with_all_vectors(
@@ -376,8 +379,8 @@ class ProductsByDistance(Term):
         )
 
     def make_score_mod(self) -> ScoreMod:  # type: ignore[override]
-        ready = self._with_all_vectors()
-        q_products, k_products = ready._products_with_all_vectors(self.q_vectors, self.k_vectors)
+        prepared = self._with_all_vectors()
+        q_products, k_products = prepared._products_with_all_vectors(self.q_vectors, self.k_vectors)
         q_positions = self.q_tokens.positions
         kv_positions = self.k_tokens.positions
         assert self.ends is not None

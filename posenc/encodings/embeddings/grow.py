@@ -34,14 +34,14 @@ def interpolate(
     Raises: ValueError if the table has no row for a position, or num_positions is below 1.
     Source: torch.nn.functional.interpolate(mode="linear").
     """
-    kept, rows = _kept_and_position_rows(table, num_positions, offset_rows)
-    wide = rows.to(_work_dtype(table))
+    kept_rows, rows = _kept_and_position_rows(table, num_positions, offset_rows)
+    wide_rows = rows.to(_work_dtype(table))
     lower, upper, upper_weights = rows_to_interpolate(len(rows), num_positions, align_corners)
-    lower_rows = wide[torch.tensor(lower, device=table.device)]
-    upper_rows = wide[torch.tensor(upper, device=table.device)]
-    upper_weight = torch.tensor(upper_weights, dtype=wide.dtype, device=table.device)[:, None]
+    lower_rows = wide_rows[torch.tensor(lower, device=table.device)]
+    upper_rows = wide_rows[torch.tensor(upper, device=table.device)]
+    upper_weight = torch.tensor(upper_weights, dtype=wide_rows.dtype, device=table.device)[:, None]
     grown = (1 - upper_weight) * lower_rows + upper_weight * upper_rows
-    return torch.cat([kept, grown.to(table.dtype)])
+    return torch.cat([kept_rows, grown.to(table.dtype)])
 
 
 def tile(
@@ -59,9 +59,9 @@ def tile(
     Raises: ValueError if the table has no row for a position, or num_positions is below 1.
     Source: Beltagy et al. 2020, arXiv:2004.05150, section 5.
     """
-    kept, rows = _kept_and_position_rows(table, num_positions, offset_rows)
+    kept_rows, rows = _kept_and_position_rows(table, num_positions, offset_rows)
     index = torch.arange(num_positions, device=table.device) % len(rows)
-    return torch.cat([kept, rows[index]])
+    return torch.cat([kept_rows, rows[index]])
 
 
 def hierarchical(
@@ -89,15 +89,15 @@ def hierarchical(
     Raises: ValueError for more than n^2 positions or a wrong alpha.
     Source: Su 2020, kexue.fm/archives/7947; github.com/bojone/bert4keras.
     """
-    kept, rows = _kept_and_position_rows(table, num_positions, offset_rows)
+    kept_rows, rows = _kept_and_position_rows(table, num_positions, offset_rows)
     check_hierarchical(len(rows), num_positions, alpha)
-    wide = rows.to(_work_dtype(table))
-    digit_vectors = (wide - alpha * wide[:1]) / (1 - alpha)
+    wide_rows = rows.to(_work_dtype(table))
+    digit_vectors = (wide_rows - alpha * wide_rows[:1]) / (1 - alpha)
     index = torch.arange(num_positions, device=table.device)
     grown = (
         alpha * digit_vectors[index // len(rows)] + (1 - alpha) * digit_vectors[index % len(rows)]
     )
-    return torch.cat([kept, grown.to(table.dtype)])
+    return torch.cat([kept_rows, grown.to(table.dtype)])
 
 
 def interpolate_2d(
@@ -122,7 +122,7 @@ def interpolate_2d(
     Raises: ValueError if the table does not have height * width rows.
     Source: He et al. 2022, arXiv:2111.06377, github.com/facebookresearch/mae util/pos_embed.py.
     """
-    kept = table[:extra_rows]
+    kept_rows = table[:extra_rows]
     rows = table[extra_rows:]
     height, width = old_grid
     if len(rows) != height * width or min(new_grid) < 1:
@@ -135,7 +135,7 @@ def interpolate_2d(
     grown = F.interpolate(
         image, size=new_grid, mode="bicubic", align_corners=align_corners, antialias=antialias
     )
-    return torch.cat([kept, grown[0].permute(1, 2, 0).flatten(0, 1).to(table.dtype)])
+    return torch.cat([kept_rows, grown[0].permute(1, 2, 0).flatten(0, 1).to(table.dtype)])
 
 
 def _kept_and_position_rows(

@@ -12,10 +12,12 @@ def alibi_slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
     With P the largest power of two up to num_heads: 2^(-bias_max h / P) for h = 1 .. P. Further
     heads get every second slope of 2P heads. alibi_slopes(3) -> (0.0625, 0.00390625, 0.25).
     """
-    power = 1 << (num_heads.bit_length() - 1)
-    of_power = [2 ** (-bias_max * h / power) for h in range(1, power + 1)]
-    between = [2 ** (-bias_max * h / (2 * power)) for h in range(1, 2 * power + 1, 2)]
-    return tuple(of_power + between[: num_heads - power])
+    largest_power = 1 << (num_heads.bit_length() - 1)
+    first_slopes = [2 ** (-bias_max * h / largest_power) for h in range(1, largest_power + 1)]
+    further_slopes = [
+        2 ** (-bias_max * h / (2 * largest_power)) for h in range(1, 2 * largest_power + 1, 2)
+    ]
+    return tuple(first_slopes + further_slopes[: num_heads - largest_power])
 
 
 def alibi_slopes_and_sides(
@@ -28,9 +30,9 @@ def alibi_slopes_and_sides(
     alibi_slopes_and_sides(4, True) -> ((0.0625, 0.00390625, 0.0625, 0.00390625), (1.0, 1.0, -1.0,
     -1.0))
     """
-    halves = 2 if left_right else 1  # each half has the slopes of num_heads / 2 heads
+    num_parts = 2 if left_right else 1  # each half has the slopes of num_heads / 2 heads
     sides = [1.0] * (num_heads // 2) + [-1.0] * (num_heads - num_heads // 2)
-    return alibi_slopes(num_heads // halves, bias_max) * halves, tuple(sides)
+    return alibi_slopes(num_heads // num_parts, bias_max) * num_parts, tuple(sides)
 
 
 def bucket_edges(num_buckets: int, max_distance: int) -> tuple[int, ...]:
@@ -41,14 +43,14 @@ def bucket_edges(num_buckets: int, max_distance: int) -> tuple[int, ...]:
     (num_buckets - e) >= b - e. Computed in whole numbers, so that distances on a boundary are
     exact.
     """
-    exact = num_buckets // 2
-    steps = num_buckets - exact
-    edges = list(range(1, exact + 1))
-    x = exact
-    for step in range(1, steps):
-        while x**steps * exact**step < max_distance**step * exact**steps:
-            x += 1
-        edges.append(x)
+    num_exact = num_buckets // 2
+    num_steps = num_buckets - num_exact
+    edges = list(range(1, num_exact + 1))
+    edge = num_exact
+    for step in range(1, num_steps):
+        while edge**num_steps * num_exact**step < max_distance**step * num_exact**num_steps:
+            edge += 1
+        edges.append(edge)
     return tuple(edges)
 
 
@@ -57,15 +59,15 @@ def t5_bucket_edges(
 ) -> tuple[int, ...]:
     """Return the first distance of each of T5's buckets 1, 2, ... for one direction, see
     bucket_edges. Raise ValueError for sizes that do not fit; its message begins with `name`."""
-    per_side = num_buckets // 2 if bidirectional else num_buckets
-    odd = bidirectional and num_buckets % 2
-    if per_side < 2 or odd or max_distance <= per_side // 2:
+    buckets_per_side = num_buckets // 2 if bidirectional else num_buckets
+    is_odd = bidirectional and num_buckets % 2
+    if buckets_per_side < 2 or is_odd or max_distance <= buckets_per_side // 2:
         raise ValueError(
             f"{name}: num_buckets must be {'even and at least 4' if bidirectional else '>= 2'} "
-            f"and max_distance above {max(per_side // 2, 1)}, "
+            f"and max_distance above {max(buckets_per_side // 2, 1)}, "
             f"got num_buckets={num_buckets}, max_distance={max_distance}."
         )
-    return bucket_edges(per_side, max_distance)
+    return bucket_edges(buckets_per_side, max_distance)
 
 
 @lru_cache(maxsize=16)
@@ -78,13 +80,13 @@ def deberta_bucket_ends(num_buckets: int, max_distance: int) -> tuple[int, ...]:
     """
     middle = num_buckets // 2
     furthest = max_distance - 1
-    steps = middle - 1
+    num_steps = middle - 1
     ends = [middle]
-    x = middle
-    for step in range(1, steps):
-        while (x + 1) ** steps * middle**step <= middle**steps * furthest**step:
-            x += 1
-        ends.append(x)
+    end = middle
+    for step in range(1, num_steps):
+        while (end + 1) ** num_steps * middle**step <= middle**num_steps * furthest**step:
+            end += 1
+        ends.append(end)
     return tuple(ends)
 
 
@@ -108,17 +110,19 @@ def rows_to_interpolate(
     the last division.
     """
     if align_corners:
-        steps = max(num_positions - 1, 1)
-        places = [divmod(p * (num_rows - 1), steps) for p in range(num_positions)]
+        denominator = max(num_positions - 1, 1)
+        rows_and_remainders = [
+            divmod(p * (num_rows - 1), denominator) for p in range(num_positions)
+        ]
     else:
-        steps = 2 * num_positions
-        places = [
-            divmod(max((2 * p + 1) * num_rows - num_positions, 0), steps)
+        denominator = 2 * num_positions
+        rows_and_remainders = [
+            divmod(max((2 * p + 1) * num_rows - num_positions, 0), denominator)
             for p in range(num_positions)
         ]
-    lower = tuple(row for row, _ in places)
+    lower = tuple(row for row, _ in rows_and_remainders)
     upper = tuple(min(row + 1, num_rows - 1) for row in lower)
-    return lower, upper, tuple(rest / steps for _, rest in places)
+    return lower, upper, tuple(remainder / denominator for _, remainder in rows_and_remainders)
 
 
 def check_hierarchical(num_rows: int, num_positions: int, alpha: float) -> None:

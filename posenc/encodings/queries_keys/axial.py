@@ -74,20 +74,22 @@ class AxialRoPE(Rotation):
         super().__init__(head_dim, interleaved=interleaved)
         _check_multiple_of_4(type(self).__name__, head_dim)
         pairs_per_axis = head_dim // 4
-        row = 0
-        column = 1
-        first, second = (column, row) if column_first else (row, column)
+        row_axis = 0
+        column_axis = 1
+        first_axis, second_axis = (
+            (column_axis, row_axis) if column_first else (row_axis, column_axis)
+        )
         if alternating:
             series = inverse_frequencies(head_dim, rope_theta)
             # The row has the terms with even indices, the column the others, whichever comes first.
-            inv_freq = series[first::2] + series[second::2]
+            inv_freq = series[first_axis::2] + series[second_axis::2]
         else:
             of_one_axis = inverse_frequencies(head_dim // 2, rope_theta)
             inv_freq = of_one_axis + of_one_axis
         if frequencies_in_turns:
             self.claims = replace(self.claims, coordinates="normalized")
             inv_freq = tuple(DECIMAL_CONTEXT.multiply(f, TWO_PI) for f in inv_freq)
-        axes = [first] * pairs_per_axis + [second] * pairs_per_axis
+        axes = [first_axis] * pairs_per_axis + [second_axis] * pairs_per_axis
         self._set_frequencies(Frequencies(inv_freq), axes)
 
     @classmethod
@@ -194,9 +196,9 @@ class MixedRoPE(QueryKeyEncoding):
         row, column = positions.double()[..., None, :, None, :].unbind(-1)
         angle = row * row_weight + column * column_weight
         # (batch, num_kv_heads, len, pairs), then one row of `rotate`'s batch for each head
-        batch, heads = x.shape[:2]
+        batch, num_heads = x.shape[:2]
         angle = angle.expand(batch, *angle.shape[-3:])
-        angle = repeat_kv_heads(angle, heads).flatten(0, 1)
+        angle = repeat_kv_heads(angle, num_heads).flatten(0, 1)
         cos = angle.cos().to(dtype)
         sin = angle.sin().to(dtype)
         rotated = rotate(x.flatten(0, 1)[:, None], cos, sin, interleaved=self.interleaved)

@@ -71,10 +71,10 @@ class DecoupledRoPE(RoPE):
         )
 
     def rotate_channels(self, xs: Vectors, cos: Pairs, sin: Pairs) -> Vectors:
-        content = self.head_dim - self.rotary_dim
-        rotated = super().rotate_channels([x[..., content:] for x in xs], cos, sin)
+        content_dim = self.head_dim - self.rotary_dim
+        rotated = super().rotate_channels([x[..., content_dim:] for x in xs], cos, sin)
         return [
-            torch.cat([x[..., :content], part], -1) for x, part in zip(xs, rotated, strict=True)
+            torch.cat([x[..., :content_dim], part], -1) for x, part in zip(xs, rotated, strict=True)
         ]
 
 

@@ -74,15 +74,17 @@ class FoPE(QueryKeyEncoding):
         self.gain = gain
         self.train_length = train_length
         self.rope_theta = rope_theta
-        slowest = 2 * math.pi / train_length
-        kept = [f for f in inverse_frequencies(head_dim, rope_theta) if float(f) >= slowest]
-        if not kept:
+        slowest_frequency = 2 * math.pi / train_length
+        kept_frequencies = [
+            f for f in inverse_frequencies(head_dim, rope_theta) if float(f) >= slowest_frequency
+        ]
+        if not kept_frequencies:
             raise ValueError(
                 f"FoPE: train_length must be at least 7, got {train_length}: no frequency would "
                 "complete a turn."
             )
-        self.exact_frequencies = ExactFrequencies(kept)
-        size = (num_kv_heads, len(kept), min(len(kept), head_dim // 4))
+        self.exact_frequencies = ExactFrequencies(kept_frequencies)
+        size = (num_kv_heads, len(kept_frequencies), min(len(kept_frequencies), head_dim // 4))
         self.cos_weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self.sin_weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self.reset_parameters()
@@ -90,10 +92,10 @@ class FoPE(QueryKeyEncoding):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw random weights, and add 1 to the weight of one frequency of each pair."""
-        _, frequencies, pairs = self.cos_weight.shape
+        _, num_frequencies, num_pairs = self.cos_weight.shape
         # Pair t turns mainly with frequency t * step; the last pairs may have none.
-        step = -(-frequencies // pairs)
-        pair = torch.arange(-(-frequencies // step), device=self.cos_weight.device)
+        step = -(-num_frequencies // num_pairs)
+        pair = torch.arange(-(-num_frequencies // step), device=self.cos_weight.device)
         for weight in (self.sin_weight, self.cos_weight):
             nn.init.xavier_normal_(weight, self.gain)
             weight[:, pair * step, pair] += 1
@@ -122,7 +124,7 @@ class FoPE(QueryKeyEncoding):
         read.
         """
         series = wave.unsqueeze(-3) @ weight.to(wave.dtype)
-        others = self.head_dim // 2 - series.shape[-1]  # pairs without a frequency: c = s = 1
-        series = nn.functional.pad(series, (0, others), value=1.0)
+        num_missing = self.head_dim // 2 - series.shape[-1]  # pairs without a frequency: c = s = 1
+        series = nn.functional.pad(series, (0, num_missing), value=1.0)
         series = series.expand(x.shape[0], *series.shape[-3:])
         return repeat_kv_heads(series, x.shape[1]).flatten(0, 1)

@@ -75,10 +75,10 @@ class MRoPE(RoPE):
                 "MRoPE: time must be first, slowest or still, the last two without alternating, "
                 f"got {time!r}."
             )
-        pairs = self.rotary_dim // 2
+        num_pairs = self.rotary_dim // 2
         if sections is None:
-            side = pairs * 5 // 16 if alternating else pairs * 3 // 8
-            sections = (pairs - 2 * side, side, side)
+            pairs_per_side = num_pairs * 5 // 16 if alternating else num_pairs * 3 // 8
+            sections = (num_pairs - 2 * pairs_per_side, pairs_per_side, pairs_per_side)
         self.sections = tuple(sections)
         if alternating:
             axes = _alternating_axes(self.sections)
@@ -87,10 +87,11 @@ class MRoPE(RoPE):
         else:
             axes = _axes_with_time_last(self.sections)
         # Sections of other lengths, or too long to alternate, do not come out as they were given.
-        if [axes.count(a) for a in range(3)] != list(self.sections) or len(axes) != pairs:
+        if [axes.count(a) for a in range(3)] != list(self.sections) or len(axes) != num_pairs:
             raise ValueError(
                 f"MRoPE: sections must be three numbers of pairs that sum to rotary_dim / 2 = "
-                f"{pairs}{', none of the last two above a third of it' if alternating else ''}, "
+                f"{num_pairs}"
+                f"{', none of the last two above a third of it' if alternating else ''}, "
                 f"got {self.sections}."
             )
         self.num_still_pairs = self.sections[0] if time == "still" else 0

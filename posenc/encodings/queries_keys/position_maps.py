@@ -283,7 +283,7 @@ class DualChunk(PositionMap):
         self, q_positions: QueryPositionTensor, kv_positions: KeyPositionTensor
     ) -> tuple[Pass, ...]:
         stride = self.chunk_size - self.local_window
-        keys = kv_positions % stride
+        kv_in_own = kv_positions % stride
         q_in_own = q_positions % stride
         q_to_one_before = (q_in_own + stride).clamp(max=self.chunk_size)
         q_to_earlier = torch.full_like(q_in_own, min(2 * stride - 1, self.chunk_size))
@@ -293,13 +293,13 @@ class DualChunk(PositionMap):
             query's."""
 
             def visible(pairs):
-                apart = pairs.q_position // stride - pairs.kv_position // stride
-                return (apart >= low) & (apart <= high)
+                num_chunks_apart = pairs.q_position // stride - pairs.kv_position // stride
+                return (num_chunks_apart >= low) & (num_chunks_apart <= high)
 
             return Mask(visible)
 
         return (
-            Pass(q_in_own, keys, chunks_apart(0, 0)),
-            Pass(q_to_one_before, keys, chunks_apart(1, 1)),
-            Pass(q_to_earlier, keys, chunks_apart(2, float("inf"))),
+            Pass(q_in_own, kv_in_own, chunks_apart(0, 0)),
+            Pass(q_to_one_before, kv_in_own, chunks_apart(1, 1)),
+            Pass(q_to_earlier, kv_in_own, chunks_apart(2, float("inf"))),
         )

@@ -74,8 +74,8 @@ class LogN(QueryTemperature):
         self.train_length = train_length
 
     def factor(self, positions: AnyPositions, dtype: torch.dtype = torch.float32) -> Factors:
-        seen = positions.double().clamp(min=0) + 1  # negative positions get factor 1
-        return (seen.log() / math.log(self.train_length)).clamp(min=1).to(dtype)
+        num_seen_keys = positions.double().clamp(min=0) + 1  # negative positions get factor 1
+        return (num_seen_keys.log() / math.log(self.train_length)).clamp(min=1).to(dtype)
 
 
 class Llama4Temperature(QueryTemperature):

@@ -169,9 +169,9 @@ class RoPE(Rotation):
         name = cls.__name__
         arguments = rotation_arguments(config, kind, name, options.get("interleaved"))
         if arguments.pop("rotates_last_channels") != cls.rotates_last_channels:
-            other = "first" if cls.rotates_last_channels else "last"
+            rotated_end = "first" if cls.rotates_last_channels else "last"
             raise ValueError(
-                f"{name}: this model rotates the {other} channels of each head: use "
+                f"{name}: this model rotates the {rotated_end} channels of each head: use "
                 f"posenc.{'RoPE' if cls.rotates_last_channels else 'DecoupledRoPE'}.from_config."
             )
         takes_sections = "sections" in inspect.signature(cls).parameters
@@ -180,10 +180,11 @@ class RoPE(Rotation):
                 f"{name}: this config has {'no' if takes_sections else 'an'} mrope_section: use "
                 f"posenc.{'RoPE' if takes_sections else 'MRoPE'}.from_config."
             )
-        layout = options.get("interleaved", arguments["interleaved"])
-        if layout is not arguments["interleaved"]:
+        interleaved = options.get("interleaved", arguments["interleaved"])
+        if interleaved is not arguments["interleaved"]:
             raise ValueError(
-                f"{name}: this model has interleaved={arguments['interleaved']}, got {layout!r}."
+                f"{name}: this model has interleaved={arguments['interleaved']}, "
+                f"got {interleaved!r}."
             )
         return cls(**{**arguments, **options})
 
@@ -207,17 +208,17 @@ class RoPE(Rotation):
         has_training_frequencies = length is None or self.claims.cache_safe
         if has_training_frequencies:
             return super().prepare(positions)
-        at_length = self.with_table_cache()
+        prepared = self.with_table_cache()
         # Decimal arithmetic cannot be traced, so compiled code computes the frequencies by an
         # operator.
         if torch.compiler.is_compiling():
-            at_length._length_for_operator = length
-            at_length._remembered_cos_sin = ()
+            prepared._length_for_operator = length
+            prepared._remembered_cos_sin = ()
         else:
-            at_length._set_frequencies(self.frequencies(length), self.exact_frequencies.axes)
+            prepared._set_frequencies(self.frequencies(length), self.exact_frequencies.axes)
         if isinstance(positions, Tensor):
-            at_length._remembered_cos_sin = (at_length.remember_cos_sin(positions),)
-        return at_length
+            prepared._remembered_cos_sin = (prepared.remember_cos_sin(positions),)
+        return prepared
 
     def _compute_cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cos and sin at positions in a tensor, (*positions.shape, pairs), times
@@ -237,19 +238,19 @@ class RoPE(Rotation):
             sin = sin.to(dtype)
         if self._unscaled is None or self.scaling is None:
             return cos, sin
-        exempt = (positions < self.scaling.exempt_tokens)[..., None]
+        is_exempt = (positions < self.scaling.exempt_tokens)[..., None]
         unscaled_cos, unscaled_sin = self._unscaled.cos_sin(positions, dtype)
-        return torch.where(exempt, unscaled_cos, cos), torch.where(exempt, unscaled_sin, sin)
+        return torch.where(is_exempt, unscaled_cos, cos), torch.where(is_exempt, unscaled_sin, sin)
 
 
 def _check_rotary_dim(name: str, rotary_dim: int, head_dim: int) -> None:
     """Raise ValueError unless rotary_dim is even and between 2 and head_dim."""
     if rotary_dim % 2:
-        argument = "head_dim" if rotary_dim == head_dim else "rotary_dim"
-        even = rotary_dim - 1
+        argument_name = "head_dim" if rotary_dim == head_dim else "rotary_dim"
+        even_dim = rotary_dim - 1
         raise ValueError(
-            f"{name}: {argument} must be even, got {rotary_dim}. "
-            f"Use rotary_dim={even} to rotate only the first {even} channels."
+            f"{name}: {argument_name} must be even, got {rotary_dim}. "
+            f"Use rotary_dim={even_dim} to rotate only the first {even_dim} channels."
         )
     if not 0 < rotary_dim <= head_dim:
         raise ValueError(
@@ -273,8 +274,8 @@ def _build_scaling(cls: type, name: str, train_length: int, options: dict[str, A
     """
     if name not in SCALINGS:
         raise ValueError(f"{cls.__name__}: unknown scaling {name!r}; known: {', '.join(SCALINGS)}.")
-    kind = SCALINGS[name]
-    defaults = {f.name: f.default for f in fields(kind)}  # pyright: ignore[reportArgumentType]
+    scaling_class = SCALINGS[name]
+    defaults = {f.name: f.default for f in fields(scaling_class)}  # pyright: ignore[reportArgumentType]
     names = (*defaults, *inspect.signature(cls).parameters, "partial_rotary_factor")
     accepted = [n for n in dict.fromkeys(names) if n != "scaling"]
     if set(options) - set(accepted):
@@ -285,7 +286,7 @@ def _build_scaling(cls: type, name: str, train_length: int, options: dict[str, A
     missing = [n for n, default in defaults.items() if default is MISSING and n not in arguments]
     if missing:
         raise TypeError(f"{cls.__name__}: scaling {name!r} needs {' and '.join(missing)}.")
-    return kind(**arguments)
+    return scaling_class(**arguments)
 
 
 _STORED_FREQUENCY_ARGUMENTS: dict[str, tuple[int, float, Scaling]] = {}

@@ -104,8 +104,8 @@ class _OnePassRotation(torch.autograd.Function):
         if ctx.tables_learn:
             rotate_each = functools.partial(_rotate_each_with_torch_ops, ctx.interleaved)
             return None, *torch.func.vjp(rotate_each, cos, sin, *xs)[1](grads)
-        back = _OnePassRotation.apply(ctx.interleaved, cos, -sin, *grads)
-        return None, None, None, *back  # type: ignore[misc]
+        gradients = _OnePassRotation.apply(ctx.interleaved, cos, -sin, *grads)
+        return None, None, None, *gradients  # type: ignore[misc]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
@@ -132,11 +132,11 @@ def _rotate_in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) ->
     on a few tokens at a time, so that main memory is read and written only once."""
     rotary_dim = 2 * cos.shape[-1]
     length = x.shape[-2]
-    work = _work_dtype(x, cos)
-    cos = cos.to(work).expand(*cos.shape[:-2], length, -1)
-    sin = sin.to(work).expand(*sin.shape[:-2], length, -1)
+    work_dtype = _work_dtype(x, cos)
+    cos = cos.to(work_dtype).expand(*cos.shape[:-2], length, -1)
+    sin = sin.to(work_dtype).expand(*sin.shape[:-2], length, -1)
     factor = torch.complex(cos, sin) if interleaved else torch.cat([cos, cos], dim=-1)
-    if interleaved and x.dtype == work:  # one operation
+    if interleaved and x.dtype == work_dtype:  # one operation
         rotated = _rotate_neighbours(x[..., :rotary_dim], factor)
         rest = x[..., rotary_dim:]
         return torch.cat([rotated, rest], dim=-1) if rest.shape[-1] else rotated
@@ -145,11 +145,11 @@ def _rotate_in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) ->
     step = max(1, STRIP_ELEMENTS * length // max(1, x.numel()))
     for start in range(0, length, step):
         strip = slice(start, start + step)
-        source = x[..., strip, :rotary_dim].to(work)
+        source = x[..., strip, :rotary_dim].to(work_dtype)
         target = out[..., strip, :rotary_dim]
         if interleaved:
             target.copy_(_rotate_neighbours(source, factor[..., strip, :]))
-        elif x.dtype == work:  # in place in the result
+        elif x.dtype == work_dtype:  # in place in the result
             target.copy_(source)
             _rotate_halves(source, target, factor[..., strip, :], sin[..., strip, :])
         else:
@@ -164,23 +164,24 @@ def _rotate_neighbours(x: Tensor, factor: Tensor) -> Tensor:
     """Return x (..., channels) with each pair (2t, 2t+1) rotated: as a complex number x[2t] + i
     x[2t+1], times `factor`, (..., channels / 2), which is cos + i sin."""
     # A view as complex numbers needs both channels of a pair in one place of 2 numbers.
-    aligned = all(step % 2 == 0 for step in (*x.stride()[:-1], x.storage_offset()))
-    if not aligned or x.stride(-1) != 1:
+    is_aligned = all(step % 2 == 0 for step in (*x.stride()[:-1], x.storage_offset()))
+    if not is_aligned or x.stride(-1) != 1:
         x = x.clone(memory_format=torch.contiguous_format)
     pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * factor).reshape(x.shape)
 
 
 def _rotate_halves(x: Tensor, out: Tensor, cos_twice: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (t, t + pairs) of `out` in place, and return it.
+    """Rotate the pairs (t, t + num_pairs) of `out` in place, and return it.
 
-    x: (..., 2 * pairs), the vectors to rotate. out: a copy of x. cos_twice: (..., 2 * pairs), the
-    cosine of a pair at both of its channels. sin: (..., pairs).
+    x: (..., 2 * num_pairs), the vectors to rotate. out: a copy of x.
+    cos_twice: (..., 2 * num_pairs), the cosine of a pair at both of its channels. sin: (...,
+    num_pairs).
     """
-    pairs = sin.shape[-1]
+    num_pairs = sin.shape[-1]
     out.mul_(cos_twice)
-    out[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)
-    out[..., pairs:].addcmul_(x[..., :pairs], sin)
+    out[..., :num_pairs].addcmul_(x[..., num_pairs:], sin, value=-1)
+    out[..., num_pairs:].addcmul_(x[..., :num_pairs], sin)
     return out
 
 
@@ -255,12 +256,12 @@ def convert_layout(
     >>> posenc.convert_layout(weight, head_dim=4, to="half_split")[:, 0]
     tensor([0., 2., 1., 3.])
     """
-    channels = weight.shape[dim]
-    if channels % head_dim:
+    num_channels = weight.shape[dim]
+    if num_channels % head_dim:
         raise ValueError(
             f"convert_layout: axis {dim} must be whole heads of {head_dim} channels, "
-            f"got {channels} (weight with shape {tuple(weight.shape)})."
+            f"got {num_channels} (weight with shape {tuple(weight.shape)})."
         )
     permutation = layout_permutation(head_dim, rotary_dim, to=to)
-    head_starts = torch.arange(0, channels, head_dim)[:, None]
+    head_starts = torch.arange(0, num_channels, head_dim)[:, None]
     return weight.index_select(dim, (head_starts + permutation).flatten().to(weight.device))

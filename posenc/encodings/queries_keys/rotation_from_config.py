@@ -155,8 +155,8 @@ def _check_rotary_values(config: Mapping[str, Any], caller: str) -> None:
                     f"{caller}.from_config: {name} must be a dict, such as "
                     f'{{"rope_type": "linear", "factor": 2.0}}, or None, got {value!r}.'
                 )
-    for named in (config, config.get("text_config"), *_rotary_dicts(config)):
-        theta = named.get("rope_theta") if isinstance(named, Mapping) else None
+    for dict_or_none in (config, config.get("text_config"), *_rotary_dicts(config)):
+        theta = dict_or_none.get("rope_theta") if isinstance(dict_or_none, Mapping) else None
         if isinstance(theta, int | float) and not 0 < theta < math.inf:
             raise ValueError(
                 f"{caller}.from_config: rope_theta must be a finite number above 0, got {theta}."
@@ -166,13 +166,13 @@ def _check_rotary_values(config: Mapping[str, Any], caller: str) -> None:
 def _rotary_dicts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the dicts rope_scaling and rope_parameters of a config and of its text_config, then
     the dicts in them, which some models have for each kind of layer."""
-    of_all_layers = []
+    dicts_of_all_layers = []
     for part in (config, config.get("text_config")):
         if isinstance(part, Mapping):
-            of_all_layers += [part.get("rope_scaling"), part.get("rope_parameters")]
-    of_all_layers = [value for value in of_all_layers if isinstance(value, Mapping)]
-    of_kinds = [value for rope in of_all_layers for value in rope.values()]
-    return of_all_layers + [value for value in of_kinds if isinstance(value, Mapping)]
+            dicts_of_all_layers += [part.get("rope_scaling"), part.get("rope_parameters")]
+    dicts_of_all_layers = [value for value in dicts_of_all_layers if isinstance(value, Mapping)]
+    values_by_kind = [value for rope in dicts_of_all_layers for value in rope.values()]
+    return dicts_of_all_layers + [value for value in values_by_kind if isinstance(value, Mapping)]
 
 
 def _config_as_dict(config: Any, caller: str) -> Mapping[str, Any]:
@@ -232,10 +232,11 @@ def _arguments_of_unknown_family(
     """
     from posenc.runtimes.families import WITHOUT_ROTATION, all_families
 
-    name = config.get("model_type")
-    if isinstance(name, str) and name in WITHOUT_ROTATION:
-        raise ValueError(f"{caller}.from_config: {name} has no rotary positions.") from error
-    if isinstance(name, str) and name in all_families():  # known, but not as it stands here
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and model_type in WITHOUT_ROTATION:
+        raise ValueError(f"{caller}.from_config: {model_type} has no rotary positions.") from error
+    if isinstance(model_type, str) and model_type in all_families():
+        # It is known, but not as it stands here.
         raise ValueError(f"{caller}.from_config: {error}.") from error
     theta = _rope_theta_of(config)
     head_dim = _head_dim_of(config)
@@ -248,17 +249,18 @@ def _arguments_of_unknown_family(
             "interleaved": interleaved,
             "rotates_last_channels": False,
         }
-    call = (
+    call_text = (
         f"posenc.{caller}({'head_dim' if head_dim is None else head_dim}, "
         f"rope_theta={'...' if theta is None else theta}, "
         f"interleaved={'...' if interleaved is None else interleaved}"
         f"{', rotary_dim=...' if rotates_last_channels else ''})"
     )
-    also = (
+    other_keys_note = (
         f" It also has {', '.join(other_keys)}, which posenc does not read." if other_keys else ""
     )
     raise ValueError(
-        f"{caller}.from_config: model_type {name!r} is unknown. Build it: {call}.{also}"
+        f"{caller}.from_config: model_type {model_type!r} is unknown. "
+        f"Build it: {call_text}.{other_keys_note}"
     ) from error
 
 
@@ -266,9 +268,9 @@ def _rope_theta_of(config: Mapping[str, Any]) -> float | None:
     """Return the config's rope_theta, from its top level or its rope_parameters. None if there is
     none, if two differ, or if it is not positive and finite."""
     values = [config.get("rope_theta")]
-    inner = config.get("rope_parameters")
-    if isinstance(inner, Mapping):
-        values.append(inner.get("rope_theta"))
+    rope_parameters = config.get("rope_parameters")
+    if isinstance(rope_parameters, Mapping):
+        values.append(rope_parameters.get("rope_theta"))
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     bases = {float(number) for number in numbers}
     if len(bases) != 1:
@@ -284,9 +286,9 @@ def _head_dim_of(config: Mapping[str, Any]) -> int | None:
         head_dim = _positive_integer(config["head_dim"])
     else:
         width = _positive_integer(config.get("hidden_size"))
-        heads = _positive_integer(config.get("num_attention_heads"))
-        divides = width is not None and heads is not None and width % heads == 0
-        head_dim = width // heads if divides else None  # type: ignore[operator]
+        num_heads = _positive_integer(config.get("num_attention_heads"))
+        is_divisible = width is not None and num_heads is not None and width % num_heads == 0
+        head_dim = width // num_heads if is_divisible else None  # type: ignore[operator]
     return head_dim if head_dim is not None and head_dim <= 2**14 else None
 
 
@@ -314,5 +316,5 @@ def _is_unscaled(rope: Any) -> bool:
     scaling; False for None."""
     if not isinstance(rope, Mapping):
         return False
-    kind = rope.get("rope_type", rope.get("type"))
-    return kind in (None, "default") and set(rope) <= {"rope_type", "type", "rope_theta"}
+    rope_type = rope.get("rope_type", rope.get("type"))
+    return rope_type in (None, "default") and set(rope) <= {"rope_type", "type", "rope_theta"}

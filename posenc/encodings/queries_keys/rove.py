@@ -53,15 +53,15 @@ class RoVE(PositionEncoding):
 
     def __init__(self, rotation: PositionEncoding, *, rotate_queries_keys: bool = True) -> None:
         super().__init__()
-        kind = type(rotation)
+        cls = type(rotation)
         # Values are rotated by `cos_sin` alone. A class with a `transform` of its own, such as
         # XPos, does more than that to keys, and one with `passes` of its own has several positions
         # for each token.
-        only_rotates = isinstance(rotation, Rotation) and kind.transform is Rotation.transform
-        if not only_rotates or kind.passes is not PositionEncoding.passes:
+        only_rotates = isinstance(rotation, Rotation) and cls.transform is Rotation.transform
+        if not only_rotates or cls.passes is not PositionEncoding.passes:
             raise TypeError(
                 "RoVE: rotation must be RoPE, DecoupledRoPE, MRoPE or AxialRoPE, got "
-                f"{kind.__name__}, which does more to queries and keys than to rotate them."
+                f"{cls.__name__}, which does more to queries and keys than to rotate them."
             )
         self.rotation = rotation
         self.rotate_queries_keys = rotate_queries_keys

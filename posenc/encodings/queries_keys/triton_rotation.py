@@ -204,21 +204,21 @@ def launch(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) ->
     """Return the tensors xs rotated by one launch of the kernel. cos and sin are (batch, 1, len,
     pairs), contiguous along the last axis."""
     outs = [torch.empty_like(x) for x in xs]  # all of each is written by the kernel
-    (batch, _, length, head_dim), pairs = xs[0].shape, cos.shape[-1]
-    rest = head_dim - 2 * pairs
-    block_pairs = triton.next_power_of_2(pairs)
+    (batch, _, length, head_dim), num_pairs = xs[0].shape, cos.shape[-1]
+    num_kept_channels = head_dim - 2 * num_pairs
+    block_pairs = triton.next_power_of_2(num_pairs)
     most_heads = max(x.shape[1] for x in xs)
     block_heads = min(triton.next_power_of_2(most_heads), max(1, PROGRAM_PAIRS // block_pairs))
     q = xs[0]
     q_out = outs[0]
     k = xs[-1]
     k_out = outs[-1]
-    blocks = [triton.cdiv(x.shape[1], block_heads) for x in xs]
-    if not batch * length * sum(blocks):
+    blocks_per_tensor = [triton.cdiv(x.shape[1], block_heads) for x in xs]
+    if not batch * length * sum(blocks_per_tensor):
         return outs
     kernel: Any = _rotation_kernel  # without triton, a type checker sees a plain function
     with torch.cuda.device_of(q):  # triton launches on the current device
-        kernel[(batch * length, sum(blocks))](
+        kernel[(batch * length, sum(blocks_per_tensor))](
             q,
             q_out,
             k,
@@ -227,7 +227,7 @@ def launch(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) ->
             sin,
             length,
             q.shape[1],
-            blocks[0],
+            blocks_per_tensor[0],
             k.shape[1],
             *q.stride(),
             *q_out.stride(),
@@ -237,10 +237,10 @@ def launch(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) ->
             cos.stride(2),
             INTERLEAVED=interleaved,
             HEADS=block_heads,
-            NUM_PAIRS=pairs,
+            NUM_PAIRS=num_pairs,
             PAIRS=block_pairs,
             HEAD_DIM=head_dim,
-            REST=triton.next_power_of_2(rest) if rest else 0,
+            REST=triton.next_power_of_2(num_kept_channels) if num_kept_channels else 0,
             num_warps=num_warps_for(block_heads * block_pairs),
             enable_fp_fusion=True,  # Triton's default changes with its version
         )

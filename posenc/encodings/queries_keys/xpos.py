@@ -78,8 +78,8 @@ class XPos(Rotation):
         not overflow. For float64 it is that of float32, so that results in both dtypes can be
         compared."""
         largest = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
-        room = math.log(largest / _HEADROOM)
-        return int(room / -self._log_decay_per_token.values[0])  # pair 0 decays fastest
+        log_room = math.log(largest / _HEADROOM)
+        return int(log_room / -self._log_decay_per_token.values[0])  # pair 0 decays fastest
 
     def transform(self, q: Tokens, k: Tokens) -> RotatedQueriesKeys:
         return self._rotate_and_fade(q, 1), self._rotate_and_fade(k, -1)

@@ -65,10 +65,10 @@ def hash_of_modules(modules: Iterable[str]) -> str:
 def files_of_module(module: str) -> tuple[Path, ...]:
     """Return the file of a loaded module, and the files that it imports, also indirectly, from the
     folder in which its import began and from PYTHONPATH. Return () if the module has no file."""
-    name = getattr(sys.modules.get(module), "__file__", None)
-    if name is None:
+    file_name = getattr(sys.modules.get(module), "__file__", None)
+    if file_name is None:
         return ()
-    file = Path(name).resolve()
+    file = Path(file_name).resolve()
     # a.b.c is in the folder "a/b" below its root, or in "a/b/c" if it is a package.
     depth = 0 if module.startswith(FILE_MODULE_PREFIX) else module.count(".")
     if file.name == "__init__.py":
@@ -108,9 +108,11 @@ def _file_and_imported_files(start: Path, root: Path) -> set[Path]:
     package the files of that package; for a file of posenc those of posenc.
     """
     is_in_posenc = start.is_relative_to(_POSENC_FOLDER)
-    installed = {Path(sysconfig.get_path(n)).resolve() for n in ("purelib", "platlib", "stdlib")}
+    package_folders = {
+        Path(sysconfig.get_path(n)).resolve() for n in ("purelib", "platlib", "stdlib")
+    }
     installed_package = (
-        start.relative_to(root).parts[0].removesuffix(".py") if root in installed else None
+        start.relative_to(root).parts[0].removesuffix(".py") if root in package_folders else None
     )
     roots = [root]
     if installed_package is None and not is_in_posenc:
@@ -120,9 +122,9 @@ def _file_and_imported_files(start: Path, root: Path) -> set[Path]:
     # in the next walk, since a user may have written another file by then.
     files_at = cache(_files_of_package_or_module)
     files: set[Path] = set()
-    waiting = [_FileBelowRoot(start, root)]
-    while waiting:
-        file, file_root = waiting.pop()
+    unread_files = [_FileBelowRoot(start, root)]
+    while unread_files:
+        file, file_root = unread_files.pop()
         if file in files:
             continue
         if not is_in_posenc and file.resolve().is_relative_to(_POSENC_FOLDER):
@@ -132,7 +134,7 @@ def _file_and_imported_files(start: Path, root: Path) -> set[Path]:
             if installed_package is None or name.partition(".")[0] == installed_package:
                 for search_root in roots:
                     for module_path in _packages_and_module(search_root, name):
-                        waiting += [
+                        unread_files += [
                             _FileBelowRoot(f, search_root)
                             for f in files_at(module_path, search_root)
                         ]
@@ -164,24 +166,24 @@ def _iterate_imported_names(tree: ast.Module, package: tuple[str, ...]) -> Itera
         elif isinstance(node, ast.ImportFrom):
             # One dot is the package itself, each further one a folder above it.
             parent_folders = package[: len(package) - node.level + 1] if node.level else ()
-            start = ".".join([*parent_folders, node.module] if node.module else parent_folders)
-            yield from (f"{start}.{alias.name}".lstrip(".") for alias in node.names)
+            prefix = ".".join([*parent_folders, node.module] if node.module else parent_folders)
+            yield from (f"{prefix}.{alias.name}".lstrip(".") for alias in node.names)
 
 
 def _packages_and_module(root: Path, name: str) -> Iterator[Path]:
     """Yield the paths below `root`, without a suffix, of all that an import of a name such as
     "a.b.c" runs: a, a/b and a/b/c."""
-    place = root
+    path = root
     for part in name.split("."):
-        place = place / part
-        yield place
+        path = path / part
+        yield path
 
 
-def _files_of_package_or_module(place: Path, root: Path) -> tuple[Path, ...]:
-    """Return the files that exist of the module or package at `place`, such as a/b: a/b.py and
+def _files_of_package_or_module(path: Path, root: Path) -> tuple[Path, ...]:
+    """Return the files that exist of the module or package at `path`, such as a/b: a/b.py and
     a/b/__init__.py. Links are resolved if they lead to a file below `root`."""
     files = []
-    for file in (place.with_suffix(".py"), place / "__init__.py"):
+    for file in (path.with_suffix(".py"), path / "__init__.py"):
         if file.is_file():
             resolved = file.resolve()
             files.append(resolved if resolved.is_relative_to(root) else file)

@@ -69,10 +69,10 @@ class Part:
     @property
     def target(self) -> str:
         """Return the text of the part without its options: "rope", or "./my.py:Mine"."""
-        where = self.name_or_module
-        if self.is_file and not PATH.fullmatch(where):
-            where = _in_double_quotes(where)
-        return f"{where}:{self.attribute}" if self.attribute else where
+        path_or_name = self.name_or_module
+        if self.is_file and not PATH.fullmatch(path_or_name):
+            path_or_name = _in_double_quotes(path_or_name)
+        return f"{path_or_name}:{self.attribute}" if self.attribute else path_or_name
 
     def __str__(self) -> str:
         options = ",".join(map(str, sorted(self.options, key=lambda o: o.key)))
@@ -253,12 +253,14 @@ class _Reader:
 
     def _read_name(self) -> str:
         """Read the name of an encoding or a module, and return it."""
-        name = self._match_and_advance(_DOTTED)
-        if name is None:
+        match = self._match_and_advance(_DOTTED)
+        if match is None:
             rest = self.text[self.next_index :]
-            what = f"found {rest[:20]!r}" if rest.strip() else "found nothing"
-            self._refuse(f"expected an encoding (a name, module:Class or file.py:Class), {what}")
-        return name[0]
+            found_words = f"found {rest[:20]!r}" if rest.strip() else "found nothing"
+            self._refuse(
+                f"expected an encoding (a name, module:Class or file.py:Class), {found_words}"
+            )
+        return match[0]
 
     def _read_attribute(self, name_or_path: str, is_file: bool) -> tuple[str, int]:
         """Read a colon and the name of a class. Return the name and its column; ("", the next
@@ -267,11 +269,11 @@ class _Reader:
         if self._match_and_advance(_COLON_BEFORE_A_CLASS) is None:
             return "", self.next_index + 1
         column = self.next_index + 1
-        name = self._match_and_advance(_DOTTED)
-        if name is None:
+        match = self._match_and_advance(_DOTTED)
+        if match is None:
             wanted = "a class" if is_file or "." in name_or_path else "a class or key=value"
             self._refuse(f"expected {wanted} after the colon")
-        return name[0], column
+        return match[0], column
 
     def _read_options(self) -> tuple[Option, ...]:
         """Read options key=value, one or more, separated by commas, and return them."""
@@ -331,18 +333,19 @@ class _Reader:
         escaped = in_double if in_single is None else in_single
         return re.sub(r"\\(.)", r"\1", escaped)
 
-    def _read_every(self, num_layers: int) -> int:
-        """Read the number after the word `every` and return it. num_layers: the number of layers,
-        which must be two."""
-        column = self.next_index
-        count = self._match_and_advance(_COUNT)
-        if count is None or int(count[1]) < 2:
-            self._refuse("`every` needs a whole number >= 2, as in rope/nope every 4", column)
-        if num_layers != 2:
+    def _read_every(self, num_written_layers: int) -> int:
+        """Read the number after the word `every` and return it. num_written_layers: how many
+        layers the text has, which must be two."""
+        start = self.next_index
+        match = self._match_and_advance(_COUNT)
+        if match is None or int(match[1]) < 2:
+            self._refuse("`every` needs a whole number >= 2, as in rope/nope every 4", start)
+        if num_written_layers != 2:
             self._refuse(
-                f"`every` is for two layers, as in rope/nope every 4; got {num_layers}", column
+                f"`every` is for two layers, as in rope/nope every 4; got {num_written_layers}",
+                start,
             )
-        return int(count[1])
+        return int(match[1])
 
     def _match_and_advance(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """Match the pattern at the next character. Return the match and go on behind it; return

@@ -68,14 +68,14 @@ def _nearest_name(name: str) -> str:
     class_and_name = posenc_name_of(name)
     if class_and_name is not None and class_and_name[1]:
         return class_and_name[1]
-    nearest = ""
-    best = 0.6  # the cutoff of difflib.get_close_matches
-    for registered in names():
-        likeness = difflib.SequenceMatcher(None, registered, name.lower()).ratio()
-        if likeness > best:  # the first of equals: rope, not rove, for roep
-            nearest = registered
-            best = likeness
-    return nearest
+    nearest_name = ""
+    best_likeness = 0.6  # the cutoff of difflib.get_close_matches
+    for registered_name in names():
+        likeness = difflib.SequenceMatcher(None, registered_name, name.lower()).ratio()
+        if likeness > best_likeness:  # the first of equals: rope, not rove, for roep
+            nearest_name = registered_name
+            best_likeness = likeness
+    return nearest_name
 
 
 def class_of(name: str) -> "type[PositionEncoding]":
@@ -197,11 +197,11 @@ def _part_for_another_process(spec: Spec, part: Part) -> Part:
         if key in options_in_text:
             continue
         if not isinstance(value, int | float | bool | str | None):
-            why = (
+            reason = (
                 f"{part.name_or_module} was registered with {key}={value!r}, which cannot be "
                 "passed to another process; give numbers, words, true or false."
             )
-            raise SpecError(spec.text, part.column, why)
+            raise SpecError(spec.text, part.column, reason)
         defaults.append(Option(key, value))
     return _with_relative_path(
         Part(module_or_file, attribute, (*defaults, *part.options), column=part.column)
@@ -245,10 +245,10 @@ def _entries_of_packages() -> tuple[dict[str, Entry], dict[str, str]]:
     entries: dict[str, Entry] = {}
     reason_by_name: dict[str, str] = {}
     try:
-        points = list(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
+        entry_points = list(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
     except Exception as error:  # one broken package must not break posenc
         return {}, {"": f"Entry points of installed packages cannot be read: {error}."}
-    for point in points:
+    for point in entry_points:
         name = point.name
         origin = _package_and_version(point)
         if not _is_name(name):
@@ -265,10 +265,10 @@ def _entries_of_packages() -> tuple[dict[str, Entry], dict[str, str]]:
             )
         else:
             entries[name] = Entry(point.value, "unchecked", {}, origin)
-    usable = {
+    usable_entries = {
         name: usable_entry for name, usable_entry in entries.items() if name not in reason_by_name
     }
-    return usable, reason_by_name
+    return usable_entries, reason_by_name
 
 
 def _package_and_version(point: importlib.metadata.EntryPoint) -> str:

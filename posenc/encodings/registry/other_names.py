@@ -73,8 +73,8 @@ def _other_names() -> dict[str, tuple[str, str]]:
     scalings = importlib.import_module("posenc.frequencies.scalings.lookup").SCALINGS
     also_called = dict(_ALSO_CALLED)
     for scaling in scalings.values():
-        registered = "" if scaling.encoding is None else scaling.encoding.name
-        also_called[scaling.__name__, registered] = scaling.also_called
+        registered_name = "" if scaling.encoding is None else scaling.encoding.name
+        also_called[scaling.__name__, registered_name] = scaling.also_called
     by_other_name = {}
     for class_and_name, names in also_called.items():
         for other_name in names.split():

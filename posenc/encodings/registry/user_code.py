@@ -26,16 +26,16 @@ def load_class(file_or_module: str, attribute: str) -> type[PositionEncoding]:
     Raises: ValueError if it cannot be loaded or is no subclass of PositionEncoding.
     """
     module = import_file_or_module(file_or_module)
-    defined = [
+    defined_names = [
         name
         for name, value in vars(module).items()
         if is_encoding_class(value) and value.__module__ == module.__name__
     ]
-    it_defines = f"it defines {', '.join(defined)}" if defined else "it defines none"
+    it_defines = f"it defines {', '.join(defined_names)}" if defined_names else "it defines none"
     try:
         loaded = load_object(file_or_module, attribute)
     except AttributeError:
-        nearest = difflib.get_close_matches(attribute, defined, n=1)
+        nearest = difflib.get_close_matches(attribute, defined_names, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else f": {it_defines}."
         raise ValueError(f"{file_or_module} has no class {attribute!r}{hint}") from None
     if is_encoding_class(loaded):
@@ -54,10 +54,10 @@ def load_object(file_or_module: str, attribute: str) -> Any:
     Raises: ValueError if the import fails, with the line if it is a file; AttributeError if the
     attribute is missing.
     """
-    found: Any = import_file_or_module(file_or_module)
+    loaded: Any = import_file_or_module(file_or_module)
     for name in attribute.split("."):
-        found = getattr(found, name)
-    return found
+        loaded = getattr(loaded, name)
+    return loaded
 
 
 def path_of_class(cls: type) -> str:
@@ -89,21 +89,21 @@ def _import_file(path: Path) -> ModuleType:
     Raises: as `load_object`.
     """
     if not path.is_file():
-        neighbours = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        nearest = difflib.get_close_matches(path.name, neighbours, n=1)
+        file_names = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        nearest = difflib.get_close_matches(path.name, file_names, n=1)
         hint = f"; did you mean {path.with_name(nearest[0])}?" if nearest else "."
         raise ValueError(f"there is no file {path}{hint}")
     path = path.resolve()
     source = path.read_bytes()
     hash_of_path = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"{FILE_MODULE_PREFIX}{hash_of_path}_{path.stem}"
-    content = hashlib.sha256(source).hexdigest()
+    content_hash = hashlib.sha256(source).hexdigest()
     imported_before = sys.modules.get(name)
-    if imported_before is not None and getattr(imported_before, "_content", None) == content:
+    if imported_before is not None and getattr(imported_before, "_content", None) == content_hash:
         return imported_before
     module = ModuleType(name)
     module.__file__ = str(path)
-    vars(module)["_content"] = content
+    vars(module)["_content"] = content_hash
     _append_to_import_path(path.parent)
     sys.modules[name] = module
     try:
@@ -126,11 +126,11 @@ def _import_module(name: str) -> ModuleType:
         with _stdout_to_stderr():
             return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        missing_name = error.name if isinstance(error, ModuleNotFoundError) else None
         # Otherwise the module is there, and it is one of its own imports that is missing.
-        if missing and (name == missing or name.startswith(f"{missing}.")):
+        if missing_name and (name == missing_name or name.startswith(f"{missing_name}.")):
             raise ValueError(
-                f"there is no module {missing!r}, neither installed nor in the current folder."
+                f"there is no module {missing_name!r}, neither installed nor in the current folder."
             ) from error
         raise ValueError(f"module {name} does not import: {_error_in_one_line(error)}") from error
 
@@ -149,9 +149,9 @@ def line_in_user_code(error: BaseException) -> str:
     posenc = Path(__file__).parents[2]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        installed = {"site-packages", "dist-packages"} & set(path.parts)
+        package_folders = {"site-packages", "dist-packages"} & set(path.parts)
         is_ours = path.is_relative_to(posenc) or path.is_relative_to(stdlib)
-        if not (installed or is_ours or frame.filename.startswith("<")):
+        if not (package_folders or is_ours or frame.filename.startswith("<")):
             return f"{os.path.relpath(path)}:{frame.lineno}"
     return ""
 
@@ -172,7 +172,7 @@ def _stdout_to_stderr() -> Iterator[None]:
 
 def _append_to_import_path(folder: Path) -> None:
     """Append the folder to the import path, as the last one, so that it shadows no library."""
-    text = str(folder.resolve())
-    if text not in sys.path:
-        sys.path.append(text)
+    folder_text = str(folder.resolve())
+    if folder_text not in sys.path:
+        sys.path.append(folder_text)
         importlib.invalidate_caches()

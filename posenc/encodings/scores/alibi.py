@@ -67,20 +67,20 @@ class ALiBi(DistanceBias):
         head_offset: int = 0,
     ) -> None:
         super().__init__()
-        total = num_heads if total_heads is None else total_heads
-        if not 0 <= head_offset <= total - num_heads:
+        num_all_heads = num_heads if total_heads is None else total_heads
+        if not 0 <= head_offset <= num_all_heads - num_heads:
             raise ValueError(
                 f"ALiBi: heads {head_offset} to {head_offset + num_heads - 1} are not among "
-                f"total_heads={total}. total_heads counts the heads of all ranks."
+                f"total_heads={num_all_heads}. total_heads counts the heads of all ranks."
             )
         if form not in ("symmetric", "left_right"):
             raise ValueError(f"ALiBi: form must be 'symmetric' or 'left_right', got {form!r}.")
-        if form == "left_right" and total % 2:
+        if form == "left_right" and num_all_heads % 2:
             raise ValueError(
-                f"ALiBi: form='left_right' needs an even number of heads, got {total}."
+                f"ALiBi: form='left_right' needs an even number of heads, got {num_all_heads}."
             )
         of_rank = slice(head_offset, head_offset + num_heads)
-        all_slopes, sides = alibi_slopes_and_sides(total, form == "left_right", bias_max)
+        all_slopes, sides = alibi_slopes_and_sides(num_all_heads, form == "left_right", bias_max)
         self.form = form
         self.slopes = all_slopes[of_rank]
         self._slopes = Constants(self.slopes)
@@ -95,12 +95,13 @@ class ALiBi(DistanceBias):
                 self.log_slopes.copy_(torch.tensor(self.slopes, dtype=torch.float64).log())
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
-        signed = float_distance(distance)
-        bias = -per_head(self._slopes_like(signed), signed) * signed.abs()
+        signed_distance = float_distance(distance)
+        slope = per_head(self._slopes_like(signed_distance), signed_distance)
+        bias = -slope * signed_distance.abs()
         if self._sides is None:
             return bias
-        hidden = per_head(self._sides.like(signed), signed) * signed < 0
-        return bias.masked_fill(hidden, -torch.inf)
+        side = per_head(self._sides.like(signed_distance), signed_distance)
+        return bias.masked_fill(side * signed_distance < 0, -torch.inf)
 
     def term(self, q: Tokens, k: Tokens) -> PairwiseBias:
         term = super().term(q, k)

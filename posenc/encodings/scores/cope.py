@@ -115,8 +115,8 @@ class CoPE(PositionEncoding):
         assert q.x is not None
         check_head_dim(self, self.head_dim, q.x)
         if self.gates != "key" and k.state is None:
-            state = "v" if self.gates == "value" else "state(x, positions)"
-            raise ValueError(f"CoPE: gates={self.gates!r} needs kv_state={state}.")
+            needed_state = "v" if self.gates == "value" else "state(x, positions)"
+            raise ValueError(f"CoPE: gates={self.gates!r} needs kv_state={needed_state}.")
         return CoPETerm(q, k, self)
 
 
@@ -167,9 +167,9 @@ class CoPETerm(Term):
         """Return the products of each query with each row of e, (batch, num_heads, rows,
         num_positions + 1). The last product is there twice, so that `_interpolate` finds an upper
         neighbour for it."""
-        e = torch.cat([self.cope.e, self.cope.e[-1:]]).to(q.dtype)
-        table = F.linear(q, e)
-        return table * self.scale if self.cope.scale_term else table
+        rows = torch.cat([self.cope.e, self.cope.e[-1:]]).to(q.dtype)
+        products = F.linear(q, rows)
+        return products * self.scale if self.cope.scale_term else products
 
 
 def _term_by_columns(table: Tensor, gate_logits: Tensor, visible: Tensor) -> Iterator[ScoreColumns]:
@@ -184,26 +184,31 @@ def _term_by_columns(table: Tensor, gate_logits: Tensor, visible: Tensor) -> Ite
     """
     limit = table.shape[-1] - 2  # the greatest count: the last of num_positions rows
     seen_keys = visible.flatten(0, -2).any(0).nonzero()
-    last = int(seen_keys[-1]) + 1 if len(seen_keys) else 0  # no query sees a key from here on
+    end = int(seen_keys[-1]) + 1 if len(seen_keys) else 0  # no query sees a key from here on
     # Keys per step. Gates are half open before training, so that 2 * limit keys reach the limit;
     # half a `limit` more leaves room. The first query ends up to a block of queries before the last
     # key.
-    step = gate_logits.shape[-2] + 5 * limit // 2
-    sizes = [last % step, *[step] * (last // step), gate_logits.shape[-1] - last]
-    *parts, hidden = gate_logits.split(sizes, -1)  # the gradient of a slice would be of full size
-    yield last, last + hidden.shape[-1], table[..., :1]
-    after: Tensor | None = None  # the count of the first key of the part before
+    keys_per_step = gate_logits.shape[-2] + 5 * limit // 2
+    sizes = [
+        end % keys_per_step,
+        *[keys_per_step] * (end // keys_per_step),
+        gate_logits.shape[-1] - end,
+    ]
+    # Split, because the gradient of a slice would be of full size.
+    *parts, hidden_part = gate_logits.split(sizes, -1)
+    yield end, end + hidden_part.shape[-1], table[..., :1]
+    count_after: Tensor | None = None  # the count of the first key of the part before
     for part in reversed(parts):
-        if after is not None and bool((after >= limit).all()):
-            yield 0, last, table[..., -1:]
+        if count_after is not None and bool((count_after >= limit).all()):
+            yield 0, end, table[..., -1:]
             return
-        first = last - part.shape[-1]
-        count = _count_open_gates(part, visible[..., first:last])
-        if after is not None:
-            count = count + after
-        yield first, last, _interpolate(table, count)
-        after = count[..., :1]
-        last = first
+        start = end - part.shape[-1]
+        count = _count_open_gates(part, visible[..., start:end])
+        if count_after is not None:
+            count = count + count_after
+        yield start, end, _interpolate(table, count)
+        count_after = count[..., :1]
+        end = start
 
 
 def _count_open_gates(gate_logits: Tensor, mask: Tensor | None) -> Tensor:

@@ -138,11 +138,11 @@ class DAPETerm(Term):
         )
 
     def extra_score_arrays(self, needs_grad: bool) -> float:
-        heads, units = self.dape.out.weight.shape
+        num_heads, num_units = self.dape.out.weight.shape
         # Arrays of the scores' size, (batch, heads, ...), counted as Term.extra_score_arrays says:
-        # three of the hidden layer, which have `units` instead of heads, and three with as many
+        # three of the hidden layer, which have `num_units` instead of heads, and three with as many
         # heads.
-        return 3 * units / heads + 3
+        return 3 * num_units / num_heads + 3
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: VisiblePairs | None) -> Scores:
         bias = self._bias(scores, rows, keys)

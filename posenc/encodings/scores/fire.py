@@ -135,9 +135,9 @@ class FIRE(PositionEncoding):
         shift = offset_of_first_query(q.positions_or_range, k.positions_or_range)
         if shift is None:
             return _psi(c * distances(q.positions, k.positions).to(c.dtype))
-        greatest = shift + len(q) - 1
+        largest_distance = shift + len(q) - 1
         steps_down = torch.arange(len(q) + len(k) - 1, device=c.device)
-        row = _psi(c * (greatest - steps_down).to(c.dtype))
+        row = _psi(c * (largest_distance - steps_down).to(c.dtype))
         return row.unfold(0, len(k), 1).flip(0)
 
     def term(self, q: Tokens, k: Tokens) -> "FIRETerm":
@@ -221,11 +221,11 @@ def shrink_network(
     out, constant = output_layer
 
     # 1. The value of each unit, before the activation, at both ends of the inputs.
-    ends = torch.stack((bias, weight * max_input + bias)).detach()
+    values_at_ends = torch.stack((bias, weight * max_input + bias)).detach()
 
     # 2. Units whose line has one sign. Comparisons with NaN fail, so NaN counts as bending.
-    positive = (ends > 0).all(0).to(ends.dtype)
-    negative = (-ends > 0).all(0).to(ends.dtype)
+    positive = (values_at_ends > 0).all(0).to(values_at_ends.dtype)
+    negative = (-values_at_ends > 0).all(0).to(values_at_ends.dtype)
     bends = positive + negative == 0
 
     # 3. The factor by which the activation multiplies these lines: 1, leak = -act(-1), or 0.
@@ -287,12 +287,12 @@ class FIRETerm(PairwiseBias):
             self.fire.activation,
             max_input=quotient.amax(),
         )
-        pairs = quotient.flatten()
-        slices = F.pad(pairs, (0, -len(pairs) % self.PAIRS_PER_SLICE)).view(
+        quotients = quotient.flatten()
+        slices = F.pad(quotients, (0, -len(quotients) % self.PAIRS_PER_SLICE)).view(
             -1, 1, self.PAIRS_PER_SLICE
         )
         bias = self._bias_of_slices(slices, network)  # (num_heads, padded pairs)
-        return bias[:, : len(pairs)].unflatten(1, quotient.shape).transpose(0, 1)
+        return bias[:, : len(quotients)].unflatten(1, quotient.shape).transpose(0, 1)
 
     def _bias_of_slices(self, slices: Tensor, network: NetworkWeights) -> Tensor:
         """Return the network's output for inputs (slices, 1, PAIRS_PER_SLICE), as (num_heads,
@@ -303,26 +303,28 @@ class FIRETerm(PairwiseBias):
         needs_grad = any(t.requires_grad for t in (slices, *network))
         if torch.is_grad_enabled() and needs_grad:
             # Recomputed in the backward pass. Nothing in it is random or depends on the device.
-            recomputed = functools.partial(
+            apply_and_recompute = functools.partial(
                 checkpoint,
                 self._apply_network,
                 use_reentrant=False,
                 preserve_rng_state=False,
                 determinism_check="none",
             )
-            parts = [recomputed(group, network) for group in groups]
+            parts = [apply_and_recompute(group, network) for group in groups]
             return torch.cat(parts).transpose(0, 1).flatten(1)
         bias = slices.new_empty(self.fire.out.out_features, slices.numel())
-        places = bias.unflatten(1, (-1, self.PAIRS_PER_SLICE)).transpose(0, 1).split(len(groups[0]))
-        for group, place in zip(groups, places, strict=True):
-            place.copy_(self._apply_network(group, network))
+        bias_by_group = (
+            bias.unflatten(1, (-1, self.PAIRS_PER_SLICE)).transpose(0, 1).split(len(groups[0]))
+        )
+        for group, group_bias in zip(groups, bias_by_group, strict=True):
+            group_bias.copy_(self._apply_network(group, network))
         return bias
 
     def _apply_network(self, quotient: Tensor, network: NetworkWeights) -> Tensor:
         """Return the network's output for inputs `quotient` (slices, 1, PAIRS_PER_SLICE), as
         (slices, num_heads, PAIRS_PER_SLICE)."""
-        line = (network.weight[:, None] * quotient).add_(network.bias[:, None])
-        hidden = self.fire.activation(line, inplace=True)
+        before_activation = (network.weight[:, None] * quotient).add_(network.bias[:, None])
+        hidden = self.fire.activation(before_activation, inplace=True)
         return torch.bmm(network.out.expand(len(quotient), -1, -1), hidden)
 
 

@@ -136,15 +136,15 @@ class FoXTerm(PairwiseBias):
         are two sums per token; and in float64, for which two float32 numbers are not exact enough.
         """
         x = self.q_tokens.x
-        q = self.q_tokens.state
-        k = self.k_tokens.state
-        assert x is not None and q is not None and k is not None
-        needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
+        q_sums = self.q_tokens.state
+        k_sums = self.k_tokens.state
+        assert x is not None and q_sums is not None and k_sums is not None
+        needs_gradient = torch.is_grad_enabled() and (q_sums.requires_grad or k_sums.requires_grad)
         bidirectional = self.query_and_key_bias is None
         if bidirectional or needs_gradient or x.dtype == torch.float64:
             return super().make_score_mod()
-        q_high, q_low = _split_into_two_float32(q)
-        k_high, k_low = _split_into_two_float32(k)
+        q_high, q_low = _split_into_two_float32(q_sums)
+        k_high, k_low = _split_into_two_float32(k_sums)
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
             """Return the score of a pair plus its bias, the difference of two running sums."""
@@ -192,7 +192,7 @@ def _log_gates_on_either_side(q: Tokens, k: Tokens) -> Tensor:
     assert q.state is not None and k.state is not None
     differences = q.state[..., :, None, :] - k.state[..., None, :, :]
     past_difference, future_difference = differences.unbind(-1)
-    past = distances(q.positions, k.positions) >= 0
-    if past.ndim == 3:  # (batch, rows, keys)
-        past = past[:, None]
-    return torch.where(past, past_difference, -future_difference)
+    is_past = distances(q.positions, k.positions) >= 0
+    if is_past.ndim == 3:  # (batch, rows, keys)
+        is_past = is_past[:, None]
+    return torch.where(is_past, past_difference, -future_difference)

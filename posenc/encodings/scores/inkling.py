@@ -145,13 +145,13 @@ class RelativeLogitsTerm(ProductsByDistance):
         return (1 + alpha * ratio.clamp(min=1).log()).unsqueeze(-1)
 
     def make_score_mod(self) -> ScoreMod:
-        added = super().make_score_mod()
+        unscaled_mod = super().make_score_mod()
         if self.log_scaling is None:
-            return added
+            return unscaled_mod
         factors = self._log_factor(self.q_tokens.positions, torch.float32)[..., 0]
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
             factor = factors[q_idx] if factors.ndim == 1 else factors[batch, q_idx]
-            return added(score, batch, head, q_idx, kv_idx) * factor
+            return unscaled_mod(score, batch, head, q_idx, kv_idx) * factor
 
         return mod

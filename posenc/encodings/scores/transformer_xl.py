@@ -185,12 +185,14 @@ class TransformerXLTerm(ProductsByDistance):
         distance = distances(q.positions, k.positions)
         if distance.ndim == 3:  # (batch, rows, keys)
             distance = distance[:, None]
-        for limit, beyond in (
+        for limit, is_beyond in (
             (clamp_len, distance > clamp_len),
             (-clamp_len, distance < -clamp_len),
         ):
-            end = self.xl.sinusoid(torch.tensor([limit], device=products.device), products.dtype)
-            products = torch.where(beyond, coefficients @ end.mT, products)
+            end_sinusoid = self.xl.sinusoid(
+                torch.tensor([limit], device=products.device), products.dtype
+            )
+            products = torch.where(is_beyond, coefficients @ end_sinusoid.mT, products)
         return scores + products
 
     def _products_by_difference(
@@ -209,19 +211,19 @@ class TransformerXLTerm(ProductsByDistance):
         q_cos, q_sin = self.xl.exact_frequencies.cos_sin(q_positions, coefficients.dtype)
         q_cos = q_cos.unsqueeze(-3)  # one axis for the heads
         q_sin = q_sin.unsqueeze(-3)
-        of_query = torch.cat([a * q_sin + b * q_cos, b * q_sin - a * q_cos], dim=-1)
-        of_key = torch.cat(
+        q_factors = torch.cat([a * q_sin + b * q_cos, b * q_sin - a * q_cos], dim=-1)
+        k_factors = torch.cat(
             self.xl.exact_frequencies.cos_sin(kv_positions, coefficients.dtype), dim=-1
         )
-        return of_query @ of_key.unsqueeze(-3).mT
+        return q_factors @ k_factors.unsqueeze(-3).mT
 
     def make_score_mod(self) -> ScoreMod:
         assert self.q_vectors is not None
         zeros = self.q_vectors.new_zeros(*self.q_vectors.shape[:3], len(self.k_tokens))
-        ready = self.prepare_blocks(len(self.q_tokens), False)
-        values = ready.add(zeros, slice(0, len(self.q_tokens)), slice(0, len(self.k_tokens)), None)
+        prepared = self.prepare_blocks(len(self.q_tokens), False)
+        bias = prepared.add(zeros, slice(0, len(self.q_tokens)), slice(0, len(self.k_tokens)), None)
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
-            return score + values[batch, head, q_idx, kv_idx]
+            return score + bias[batch, head, q_idx, kv_idx]
 
         return mod

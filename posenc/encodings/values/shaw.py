@@ -55,9 +55,9 @@ class Shaw(PositionEncoding):
         self.head_dim = head_dim
         self.max_distance = max_distance
         self.claims = replace(self.claims, places=(3, 4) if values else (3,))
-        rows = 2 * max_distance + 1
-        self.key_table = nn.Parameter(torch.empty(rows, head_dim))
-        self.value_table = nn.Parameter(torch.empty(rows, head_dim)) if values else None
+        num_rows = 2 * max_distance + 1
+        self.key_table = nn.Parameter(torch.empty(num_rows, head_dim))
+        self.value_table = nn.Parameter(torch.empty(num_rows, head_dim)) if values else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -151,32 +151,32 @@ class ShawTerm(ProductsByDistance):
         self._check_value_width(v)
         shaw = self.shaw
         window = shaw.max_distance
-        heads, length = q.shape[1:3]
+        num_heads, length = q.shape[1:3]
         q = q.to(self.dtype)
         num_blocks = -(-length // window)
-        missing_queries = num_blocks * window - length  # queries that the last block lacks
-        missing_keys = window - 1 - (k.shape[2] - length)  # keys that the first block lacks
+        num_missing_queries = num_blocks * window - length  # queries that the last block lacks
+        num_missing_keys = window - 1 - (k.shape[2] - length)  # keys that the first block lacks
         table_rows = shaw.row(torch.arange(window - 1, -1, -1, device=q.device))
 
         def by_block(t: Tensor) -> Tensor:
             """Return the keys or values t by block of queries, (batch, heads, blocks, width, 2w -
             1), with zeros where a block reaches beyond the first or the last key."""
-            t = F.pad(t.to(q.dtype), (0, 0, missing_keys, missing_queries))
-            return repeat_kv_heads(t.unfold(2, 2 * window - 1, window), heads)
+            t = F.pad(t.to(q.dtype), (0, 0, num_missing_keys, num_missing_queries))
+            return repeat_kv_heads(t.unfold(2, 2 * window - 1, window), num_heads)
 
-        queries = F.pad(q, (0, 0, 0, missing_queries)).unflatten(2, (num_blocks, window))
+        queries = F.pad(q, (0, 0, 0, num_missing_queries)).unflatten(2, (num_blocks, window))
         # Each step takes the name of the one before, so that memory holds one of them.
         scores = _diagonals_to_columns(queries @ by_block(k)).flatten(2, 3)[:, :, :length]
         scores = scores + q @ shaw.key_table.to(q.dtype)[table_rows].mT
         scores = shaw.scale(shaw.head_dim) * scores
 
-        key_index = torch.arange(length, device=q.device)[:, None] - missing_keys
+        key_index = torch.arange(length, device=q.device)[:, None] - num_missing_keys
         key_index = key_index + torch.arange(window, device=q.device)
         scores = scores.masked_fill(key_index < 0, -torch.inf)
         lse = scores.logsumexp(-1)
         weights = (scores - lse[..., None]).exp()
 
-        out = F.pad(weights, (0, 0, 0, missing_queries)).unflatten(2, (num_blocks, window))
+        out = F.pad(weights, (0, 0, 0, num_missing_queries)).unflatten(2, (num_blocks, window))
         out = _columns_to_diagonals(out) @ by_block(v).mT
         out = out.flatten(2, 3)[:, :, :length]
         if shaw.value_table is not None:
