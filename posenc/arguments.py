@@ -176,16 +176,18 @@ class _MisfitClauses:
         """
         return any(p.kind is kind for p in self.parameters.values())
 
-    def _note_surplus(self, most: int) -> None:
-        """Add a clause if there are more positional arguments than `most`, the number that the
-        function takes."""
-        if self._takes_any(inspect.Parameter.VAR_POSITIONAL) or len(self.args) <= most:
+    def _note_surplus(self, max_positional: int) -> None:
+        """Add a clause if there are more positional arguments than `max_positional`, the number
+        that the function takes."""
+        if self._takes_any(inspect.Parameter.VAR_POSITIONAL) or len(self.args) <= max_positional:
             return
         keyword_only = [
             f"{name}=" for name, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY
         ]
         hint = f", give the others by name ({', '.join(keyword_only)})" if keyword_only else ""
-        self.clauses.append(f"at most {most} arguments without a name, got {len(self.args)}{hint}")
+        self.clauses.append(
+            f"at most {max_positional} arguments without a name, got {len(self.args)}{hint}"
+        )
 
     def _note_unknown_names(self) -> None:
         """Add a clause for each keyword that the function does not take, or that a positional
@@ -204,7 +206,7 @@ class _MisfitClauses:
     def _note_missing(self) -> None:
         """Add clauses for the required arguments that are missing."""
         clauses_so_far = " ".join(self.clauses)  # may name what to write for a missing argument
-        missing = [
+        missing_names = [
             name
             for name, p in self.parameters.items()
             if p.default is p.empty
@@ -212,13 +214,15 @@ class _MisfitClauses:
             and name not in (*self.names_given_by_position, *self.kwargs)
             and f"{name}=" not in clauses_so_far
         ]
-        explained = [_CHOICES_IN_WORDS[name] for name in missing if name in _CHOICES_IN_WORDS]
-        others = [name for name in missing if name not in _CHOICES_IN_WORDS]
-        if explained:
-            self.clauses.append(f"say {' and '.join(explained)}")
-        if others:
-            verb = "is" if len(others) == 1 else "are"
-            self.clauses.append(f"{' and '.join(others)} {verb} missing")
+        choices_to_say = [
+            _CHOICES_IN_WORDS[name] for name in missing_names if name in _CHOICES_IN_WORDS
+        ]
+        other_names = [name for name in missing_names if name not in _CHOICES_IN_WORDS]
+        if choices_to_say:
+            self.clauses.append(f"say {' and '.join(choices_to_say)}")
+        if other_names:
+            verb = "is" if len(other_names) == 1 else "are"
+            self.clauses.append(f"{' and '.join(other_names)} {verb} missing")
             self.has_unexplained_clause = True
 
 
@@ -243,12 +247,12 @@ def replacement_for(name: str, accepted: Iterable[str]) -> str:
 def _list_parameters(parameters: Mapping[str, inspect.Parameter]) -> str:
     """Return the names of parameters with their defaults as a text, such as "q, causal=False",
     without *args and **kwargs; "none" if there are no others."""
-    parts = [
+    parameter_texts = [
         name if p.default is p.empty else f"{name}={p.default!r}"
         for name, p in parameters.items()
         if p.kind not in _COLLECTING
     ]
-    return ", ".join(parts) or "none"
+    return ", ".join(parameter_texts) or "none"
 
 
 LARGEST_SIZE = 2**31
@@ -273,15 +277,15 @@ def check_count(
 def check_number(caller: str, name: str, value: Any, *, whole: bool = False) -> None:
     """Raise TypeError unless `value` is a real number, or with `whole` a whole number. Raise
     ValueError for NaN and infinity. True and False are no numbers."""
-    words = "a whole number" if whole else "a finite number"
-    kind = type(value)
-    if kind is not int and (whole or kind is not float):
+    wanted = "a whole number" if whole else "a finite number"
+    value_type = type(value)
+    if value_type is not int and (whole or value_type is not float):
         # NumPy's numbers and sizes in a trace are numbers too.
-        fits = hasattr(value, "__index__") if whole else isinstance(value, Real)
-        if kind is bool or not fits:
-            raise TypeError(f"{caller}: {name} must be {words}, got {value!r}.")
+        is_number = hasattr(value, "__index__") if whole else isinstance(value, Real)
+        if value_type is bool or not is_number:
+            raise TypeError(f"{caller}: {name} must be {wanted}, got {value!r}.")
     if not -math.inf < value < math.inf:
-        raise ValueError(f"{caller}: {name} must be {words}, got {value}.")
+        raise ValueError(f"{caller}: {name} must be {wanted}, got {value}.")
 
 
 def check_probability(caller: str, name: str, value: Any) -> None:

@@ -68,11 +68,13 @@ def installed_version(package: str) -> str:
 
 def load_module(module: str) -> ModuleType:
     """Import a module of posenc. Raises ImportError if torch is installed and too old."""
-    installed = installed_version("torch")
-    if installed and [int(part) for part in installed.split(".")[:2]] < OLDEST_TORCH:
-        oldest = ".".join(map(str, OLDEST_TORCH))
+    torch_version = installed_version("torch")
+    if torch_version and [int(part) for part in torch_version.split(".")[:2]] < OLDEST_TORCH:
+        oldest_version = ".".join(map(str, OLDEST_TORCH))
         command = 'pip install --upgrade "posenc[torch]"'
-        raise ImportError(f"posenc needs torch {oldest} or newer, found {installed}: {command}")
+        raise ImportError(
+            f"posenc needs torch {oldest_version} or newer, found {torch_version}: {command}"
+        )
     return importlib.import_module(module)
 
 
@@ -96,8 +98,8 @@ def _modules_by_imported_name(file: Path) -> dict[str, str]:
         for alias in node.names:
             if alias.name == "*":
                 # `find_spec` would import the packages around the module.
-                starred = _ROOT.joinpath(*str(node.module).split(".")).with_suffix(".py")
-                modules |= _modules_by_imported_name(starred)
+                starred_file = _ROOT.joinpath(*str(node.module).split(".")).with_suffix(".py")
+                modules |= _modules_by_imported_name(starred_file)
             else:
                 modules[alias.name] = str(node.module)
     return modules
@@ -118,20 +120,20 @@ def attach(
     package: its name, such as "posenc.hf". file: its __init__.py, next to which the stub is.
     moved: by each former name the name to write now, for the error message.
     """
-    public = modules_by_stub_name(file)
+    module_by_name = modules_by_stub_name(file)
 
     def getattribute(name: str) -> Any:
         """Import a public name; raise AttributeError for others."""
-        if name in public:
-            found_module = load_module(public[name])
+        if name in module_by_name:
+            found_module = load_module(module_by_name[name])
             # A name may be a module of a package that has not imported it.
-            return vars(found_module).get(name) or load_module(f"{public[name]}.{name}")
+            return vars(found_module).get(name) or load_module(f"{module_by_name[name]}.{name}")
         if moved is not None and name in moved:
             raise AttributeError(f"{package}.{name} is gone: use {package}.{moved[name]}.")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def list_names() -> list[str]:
         """Return what `dir` lists of the package."""
-        return names_for_dir(package, public)
+        return names_for_dir(package, module_by_name)
 
-    return getattribute, list_names, sorted(public)
+    return getattribute, list_names, sorted(module_by_name)

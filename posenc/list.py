@@ -63,8 +63,8 @@ def list_encodings(
         raise ValueError("posenc list: choose one of --json and --markdown.")
     from posenc.encodings import lines_on_unusable_names
 
-    stored = [] if names else json.loads(STORED_ROWS.read_text(encoding="utf-8"))
-    rows, error_lines = build_rows(names, stored)
+    stored_rows = [] if names else json.loads(STORED_ROWS.read_text(encoding="utf-8"))
+    rows, error_lines = build_rows(names, stored_rows)
     for line in error_lines if names else (*lines_on_unusable_names(), *error_lines):
         sys.stderr.write(f"posenc: {show_hidden_characters(line)}\n")
     if as_json:
@@ -78,12 +78,14 @@ def list_encodings(
 
         console = stdout(160)
         # What a narrow terminal has no room for is in --json.
-        count = (
+        num_columns = (
             len(_HEADINGS) if console.width >= WIDE_TERMINAL_COLUMNS else _HEADINGS.index("keras")
         )
         table_style: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0}
         table = text_table(
-            _HEADINGS[:count], (_table_cells(row)[:count] for row in rows), **table_style
+            _HEADINGS[:num_columns],
+            (_table_cells(row)[:num_columns] for row in rows),
+            **table_style,
         )
         table.columns[0].no_wrap = True
         console.print(table)

@@ -107,9 +107,9 @@ def as_range(positions: AnyPositions) -> range | None:
 def offset_of_first_query(q_positions: AnyPositions, kv_positions: AnyPositions) -> int | None:
     """Return the first query's position minus the first key's; None unless both are known to be
     consecutive, see `as_range`."""
-    q = as_range(q_positions)
-    k = None if q is None else as_range(kv_positions)
-    return None if q is None or k is None else q.start - k.start
+    q_range = as_range(q_positions)
+    kv_range = None if q_range is None else as_range(kv_positions)
+    return None if q_range is None or kv_range is None else q_range.start - kv_range.start
 
 
 def values_at(
@@ -162,8 +162,8 @@ def concatenate_positions(
     ndim = max(t.ndim for t in tensors)
     tensors = [t if t.ndim == ndim else t.expand(batch, *t.shape) for t in tensors]
     if ndim + axis > 0:
-        rows = max(map(len, tensors))
-        tensors = [t.expand(rows, *t.shape[1:]) for t in tensors]
+        num_rows = max(map(len, tensors))
+        tensors = [t.expand(num_rows, *t.shape[1:]) for t in tensors]
     return torch.cat(tensors, dim=axis)
 
 
@@ -274,8 +274,8 @@ def repeated_position(cached: AnyPositions, new: AnyPositions) -> int | float | 
     cached, new: positions, (len) or (rows, len), or a range; one row serves all rows of the other.
     """
     if isinstance(cached, range) and isinstance(new, range):
-        in_both = range(max(cached.start, new.start), min(cached.stop, new.stop))
-        return in_both.start if len(in_both) else None
+        positions_in_both = range(max(cached.start, new.start), min(cached.stop, new.stop))
+        return positions_in_both.start if len(positions_in_both) else None
     if torch.compiler.is_compiling():
         return None
     cached = as_tensor(cached)
@@ -292,8 +292,10 @@ def repeated_position(cached: AnyPositions, new: AnyPositions) -> int | float | 
 def _first_repeated_position(cached: Tensor, new: Tensor) -> int | float | None:
     """Return a position of `new` (rows or 1, new_len) that the same row of `cached` has, too; None
     if there is none."""
-    rows = max(len(cached), len(new))
-    for cached_row, new_row in zip(cached.expand(rows, -1), new.expand(rows, -1), strict=True):
+    num_rows = max(len(cached), len(new))
+    for cached_row, new_row in zip(
+        cached.expand(num_rows, -1), new.expand(num_rows, -1), strict=True
+    ):
         repeated = new_row[torch.isin(new_row, cached_row)]
         if repeated.numel():
             return repeated[0].item()
@@ -302,8 +304,8 @@ def _first_repeated_position(cached: Tensor, new: Tensor) -> int | float | None:
 
 def _is_readable(positions: Tensor) -> bool:
     """Return True if reading positions neither waits for a device nor breaks a trace."""
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-    return type(positions) is Tensor and positions.device.type == "cpu" and not traced
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    return type(positions) is Tensor and positions.device.type == "cpu" and not is_traced
 
 
 def are_known_equal(a: AnyPositions, b: AnyPositions) -> bool:
@@ -444,8 +446,8 @@ def positions_from_mask(
     check_valid("positions_from_mask", valid)
     check_count("positions_from_mask", "start", start, 1 - FARTHEST_POSITION, FARTHEST_POSITION - 1)
     valid = valid.bool()
-    counted = valid.long().cumsum(-1) + (start - 1)
-    return counted.masked_fill(~valid, max(start - 1, 0))
+    positions = valid.long().cumsum(-1) + (start - 1)
+    return positions.masked_fill(~valid, max(start - 1, 0))
 
 
 @explain_misfits
@@ -519,8 +521,8 @@ def normalized_grid(
     [[0.0, -0.5], [0.0, 0.5]]
     """
     _check_grid("normalized_grid", height, width, class_tokens)
-    size = torch.tensor([height, width], dtype=torch.float64, device=device)
-    centres = (2 * grid(height, width, device=device) + 1) / size - 1
+    num_cells = torch.tensor([height, width], dtype=torch.float64, device=device)
+    centres = (2 * grid(height, width, device=device) + 1) / num_cells - 1
     return _after_class_tokens(class_tokens, centres)
 
 
@@ -532,10 +534,10 @@ def _check_grid(name: str, height: int, width: int, class_tokens: int) -> None:
     check_count(f"positions.{name}", "class_tokens", class_tokens, 0)
 
 
-def _after_class_tokens(count: int, cells: Tensor) -> Tensor:
-    """Return positions (count + n, 2) in float64: `count` tokens without a place (NaN) before the
-    cells (n, 2). For count 0 return the cells themselves."""
-    if not count:
+def _after_class_tokens(num_class_tokens: int, cells: Tensor) -> Tensor:
+    """Return positions (num_class_tokens + n, 2) in float64: as many tokens without a place (NaN)
+    before the cells (n, 2). For 0 class tokens return the cells themselves."""
+    if not num_class_tokens:
         return cells
-    placeless = torch.full((count, cells.shape[-1]), math.nan, device=cells.device)
+    placeless = torch.full((num_class_tokens, cells.shape[-1]), math.nan, device=cells.device)
     return torch.cat([placeless.double(), cells.double()])

@@ -99,10 +99,11 @@ def yarn_frequencies(
     width = high - low or 0.001  # as the authors' code does, against a division by 0
     scaled = []
     for i, frequency in zip(range(dim // 2), unscaled_frequencies(dim, theta), strict=True):
-        ramp = min(max((i - low) / width, 0.0), 1.0)  # 0 for fast pairs, 1 for slow ones
-        # Of a fast pair the share (1 - ramp) is kept, times extrapolation_factor; the rest is
+        # 0 for fast pairs, 1 for slow ones.
+        ramp_value = min(max((i - low) / width, 0.0), 1.0)
+        # Of a fast pair the share (1 - ramp_value) is kept, times extrapolation_factor; the rest is
         # divided.
-        divided_share = 1 - (1 - ramp) * extrapolation_factor
+        divided_share = 1 - (1 - ramp_value) * extrapolation_factor
         scaled.append(frequency * (1 - divided_share) + frequency / factor * divided_share)
     return tuple(scaled)
 
@@ -166,5 +167,5 @@ def proportional_frequencies(
     (1.0, 0.0)
     """
     num_rotated = int(rotated_fraction * head_dim // 2)
-    kept = unscaled_frequencies(head_dim, theta)[:num_rotated]
-    return tuple(f / factor for f in kept) + (0.0,) * (head_dim // 2 - num_rotated)
+    kept_frequencies = unscaled_frequencies(head_dim, theta)[:num_rotated]
+    return tuple(f / factor for f in kept_frequencies) + (0.0,) * (head_dim // 2 - num_rotated)

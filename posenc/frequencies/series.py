@@ -105,15 +105,15 @@ def digit_turns(
     Returns (high, low), each [digit][frequency]: one unit of digit k adds high[k] / 2^20 + low[k] /
     2^40 of a full turn to the angle.
     """
-    high = []
-    low = []
+    high_parts = []
+    low_parts = []
     for digit in range(3):
         # One unit of digit k is 2^(11 k) positions. Keep the upper 40 of the 64 bits of its turn,
         # modulo one.
-        of_unit = [
+        turns_of_unit = [
             (t << (digit * DIGIT_BITS)) % UNITS_PER_TURN for t in turns_in_fixed_point(inv_freq)
         ]
-        upper_bits = [t >> (64 - 2 * PART_BITS) for t in of_unit]
-        high.append(tuple(bits >> PART_BITS for bits in upper_bits))
-        low.append(tuple(bits % (1 << PART_BITS) for bits in upper_bits))
-    return tuple(high), tuple(low)
+        upper_bits = [t >> (64 - 2 * PART_BITS) for t in turns_of_unit]
+        high_parts.append(tuple(bits >> PART_BITS for bits in upper_bits))
+        low_parts.append(tuple(bits % (1 << PART_BITS) for bits in upper_bits))
+    return tuple(high_parts), tuple(low_parts)

@@ -235,20 +235,20 @@ class Mask:
         q_len = num_tokens(self.q_positions)
         kv_len = num_tokens(self.kv_positions)
         tensors = [captured.tensor for captured in self.captured]
-        batches = [
+        batch_sizes = [
             len(captured.tensor) for captured in self.captured if captured.axes[0] == "batch"
         ]
         for positions in (self.q_positions, self.kv_positions):
             if isinstance(positions, Tensor):
                 tensors.append(positions)
                 if positions.ndim == 2:
-                    batches.append(len(positions))
-        batch = max(batches, default=1)
+                    batch_sizes.append(len(positions))
+        batch = max(batch_sizes, default=1)
         device = tensors[0].device if tensors else torch.device("cpu")
         check_mask("Mask.tensor", self, batch, q_len, kv_len)
         # A predicate need not differ between rows and queries, so its result may have size 1 there.
-        of_head_0 = self.rows(batch, 1, 0, q_len, kv_len, device)[:, 0]
-        visible = of_head_0.expand(-1, q_len, kv_len)
+        visible_of_head_0 = self.rows(batch, 1, 0, q_len, kv_len, device)[:, 0]
+        visible = visible_of_head_0.expand(-1, q_len, kv_len)
         return visible[0] if len(visible) == 1 else visible
 
     def rows(
@@ -311,8 +311,8 @@ def _check_bound_sizes(
     if positions is None:
         return
     shape = (len(positions),) if isinstance(positions, range) else tuple(positions.shape)
-    rows = shape[0] if len(shape) == 2 else 1
-    if shape[-1] != length or rows not in (1, batch):
+    num_rows = shape[0] if len(shape) == 2 else 1
+    if shape[-1] != length or num_rows not in (1, batch):
         raise ValueError(
             f"{caller}: the mask is bound to {name} of shape {shape}, and attention has {length} "
             f"tokens in {batch} rows. Bind it to these, or pass it unbound. "
@@ -374,8 +374,8 @@ def _check_bind_positions(q_positions: Any, kv_positions: Any) -> None:
     if isinstance(q_positions, range) or isinstance(kv_positions, range):
         return
     both_have_rows = q_positions.ndim == kv_positions.ndim == 2
-    rows = (q_positions.shape[0], kv_positions.shape[0])
-    if both_have_rows and rows[0] != rows[1] and 1 not in rows:
+    batch_sizes = (q_positions.shape[0], kv_positions.shape[0])
+    if both_have_rows and batch_sizes[0] != batch_sizes[1] and 1 not in batch_sizes:
         raise ValueError(
             f"Mask.bind: q_positions and kv_positions must have the same batch size, got shapes "
             f"{tuple(q_positions.shape)} and {tuple(kv_positions.shape)}. "

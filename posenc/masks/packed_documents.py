@@ -122,10 +122,10 @@ def _possible_leak(mask: Mask, inverted: bool = False) -> _OtherDocuments:
         if mask.separates_documents:
             return _OtherDocuments.NONE
         return _OtherDocuments.BY_POSITION
-    of_parts = [_possible_leak(part, inverted) for part in mask.parts]
-    if _needs_all_parts(mask, inverted) and _OtherDocuments.NONE in of_parts:
+    leaks_of_parts = [_possible_leak(part, inverted) for part in mask.parts]
+    if _needs_all_parts(mask, inverted) and _OtherDocuments.NONE in leaks_of_parts:
         return _OtherDocuments.NONE
-    return max(of_parts)
+    return max(leaks_of_parts)
 
 
 def _keys_without_padding(mask: Mask, inverted: bool = False) -> Tensor | None:
@@ -139,12 +139,12 @@ def _keys_without_padding(mask: Mask, inverted: bool = False) -> Tensor | None:
     if not mask.parts:
         padding = _padding_tensor(mask)
         return ~padding if inverted and padding is not None else padding
-    of_parts = [_keys_without_padding(part, inverted) for part in mask.parts]
-    limited = [valid for valid in of_parts if valid is not None]
+    valid_keys_of_parts = [_keys_without_padding(part, inverted) for part in mask.parts]
+    valid_keys = [valid for valid in valid_keys_of_parts if valid is not None]
     if _needs_all_parts(mask, inverted):
-        return torch.stack(limited).all(0) if limited else None
+        return torch.stack(valid_keys).all(0) if valid_keys else None
     # A part without padding shows every key, and so does the union.
-    return torch.stack(limited).any(0) if len(limited) == len(of_parts) else None
+    return torch.stack(valid_keys).any(0) if len(valid_keys) == len(valid_keys_of_parts) else None
 
 
 def _padding_tensor(mask: Mask) -> Tensor | None:

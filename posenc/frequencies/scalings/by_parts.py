@@ -138,7 +138,7 @@ class NTKByPartsV1(Scaling):
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         unscaled = inverse_frequencies(rotary_dim, rope_theta)
         interpolated = tuple(f / Decimal(self.factor) for f in unscaled)
-        ntk = ntk_frequencies(self, rotary_dim, rope_theta, Decimal(self.factor))
+        ntk_scaled = ntk_frequencies(self, rotary_dim, rope_theta, Decimal(self.factor))
 
         def blend_series(
             slower: Sequence[Decimal], faster: Sequence[Decimal], fast: float, slow: float, share
@@ -149,11 +149,20 @@ class NTKByPartsV1(Scaling):
             low, high = ramp_ends(
                 fast, slow, rotary_dim, rope_theta, self.original_max_positions, True
             )
-            taken = [(1 - rise) * Decimal(share) for rise in ramp(low, high, len(unscaled))]
-            return tuple(s * (1 - x) + f * x for s, f, x in zip(slower, faster, taken, strict=True))
+            shares_of_faster = [
+                (1 - rise) * Decimal(share) for rise in ramp(low, high, len(unscaled))
+            ]
+            return tuple(
+                slow_frequency * (1 - share_of_faster) + fast_frequency * share_of_faster
+                for slow_frequency, fast_frequency, share_of_faster in zip(
+                    slower, faster, shares_of_faster, strict=True
+                )
+            )
 
         # The numbers of turns that bloc97 tuned by hand, see the class.
-        with_ntk = blend_series(interpolated, ntk, fast=1.25, slow=0.75, share=self.ntk_factor)
+        with_ntk = blend_series(
+            interpolated, ntk_scaled, fast=1.25, slow=0.75, share=self.ntk_factor
+        )
         return Frequencies(
             blend_series(with_ntk, unscaled, fast=16, slow=2, share=self.extrapolation_factor)
         )

@@ -63,6 +63,6 @@ class DynamicLinear(Scaling):
     source = "github.com/jquesnelle/yarn, LlamaDynamicScaledRotaryEmbedding"
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
-        trained = self.original_max_positions
-        ratio = Decimal(trained) / current_or_training_length(self, length, trained)
+        training_length = self.original_max_positions
+        ratio = Decimal(training_length) / current_or_training_length(self, length, training_length)
         return Frequencies(tuple(f * ratio for f in inverse_frequencies(rotary_dim, rope_theta)))

@@ -69,8 +69,8 @@ class LongRoPE(Scaling):
             factors = getattr(self, name)
             if factors is not None:
                 object.__setattr__(self, name, tuple(float(f) for f in factors))
-                valid = all(math.isfinite(f) and f > 0 for f in factors)
-                require(self, valid, f"{name} must be positive numbers", list(factors))
+                are_valid = all(math.isfinite(f) and f > 0 for f in factors)
+                require(self, are_valid, f"{name} must be positive numbers", list(factors))
 
     @classmethod
     def from_rope_parameters(
@@ -85,11 +85,11 @@ class LongRoPE(Scaling):
         )
 
     def rope_parameters(self, rotary_dim) -> dict[str, Any]:
-        pairs = rotary_dim // 2
+        num_pairs = rotary_dim // 2
         return {
             "factor": self.factor,
-            "short_factor": list(self.short_factor or (1.0,) * pairs),
-            "long_factor": list(self.long_factor or (self.factor,) * pairs),
+            "short_factor": list(self.short_factor or (1.0,) * num_pairs),
+            "long_factor": list(self.long_factor or (self.factor,) * num_pairs),
             "attention_factor": self.attention_factor_in_use,
         }
 
@@ -107,14 +107,19 @@ class LongRoPE(Scaling):
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         inv_freq = inverse_frequencies(rotary_dim, rope_theta)
-        trained = self.original_max_positions
-        pairs = len(inv_freq)
+        training_length = self.original_max_positions
+        num_pairs = len(inv_freq)
         for name in ("short_factor", "long_factor"):
-            count = len(getattr(self, name) or inv_freq)
-            require(self, count == pairs, f"{name} must have one number per pair, {pairs}", count)
-        if current_or_training_length(self, length, trained) > trained:
-            factors = self.long_factor or (self.factor,) * pairs
+            num_factors = len(getattr(self, name) or inv_freq)
+            require(
+                self,
+                num_factors == num_pairs,
+                f"{name} must have one number per pair, {num_pairs}",
+                num_factors,
+            )
+        if current_or_training_length(self, length, training_length) > training_length:
+            factors = self.long_factor or (self.factor,) * num_pairs
         else:
-            factors = self.short_factor or (1.0,) * pairs
-        scaled = tuple(f / Decimal(x) for f, x in zip(inv_freq, factors, strict=True))
+            factors = self.short_factor or (1.0,) * num_pairs
+        scaled = tuple(f / Decimal(factor) for f, factor in zip(inv_freq, factors, strict=True))
         return Frequencies(scaled, self.attention_factor_in_use)

@@ -32,14 +32,14 @@ def scaling_of(
 
     Raises: ValueError for a rope_type that posenc does not know.
     """
-    kind = parameters["rope_type"]
-    if kind == "default":
+    rope_type = parameters["rope_type"]
+    if rope_type == "default":
         return None
     for scaling in SCALINGS.values():
-        if scaling.rope_type is not None and scaling.rope_type.name == kind:
+        if scaling.rope_type is not None and scaling.rope_type.name == rope_type:
             return scaling.from_rope_parameters(
                 parameters, training_length, max_length, attention_factor
             )
     raise ValueError(
-        f"rope_type {kind!r} is not one that posenc knows; nothing is assumed about it."
+        f"rope_type {rope_type!r} is not one that posenc knows; nothing is assumed about it."
     )

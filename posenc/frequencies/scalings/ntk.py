@@ -81,9 +81,9 @@ class DynamicNTK(Scaling):
     extend_method = ExtendMethod("dynamic", "NTK by current length")
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
-        trained = self.original_max_positions
+        training_length = self.original_max_positions
         factor = Decimal(self.factor)
-        current = current_or_training_length(self, length, trained)
+        current_length = current_or_training_length(self, length, training_length)
         # 1 at the training length, and `factor` more with each training length beyond it.
-        stretch = factor * current / trained - (factor - 1)
-        return Frequencies(ntk_frequencies(self, rotary_dim, rope_theta, stretch))
+        stretched_factor = factor * current_length / training_length - (factor - 1)
+        return Frequencies(ntk_frequencies(self, rotary_dim, rope_theta, stretched_factor))

@@ -52,9 +52,9 @@ class Proportional(Scaling):
         return {"partial_rotary_factor": self.p, "factor": self.factor}
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
-        kept = int(self.p * rotary_dim // 2)  # pairs that rotate
+        num_kept_pairs = int(self.p * rotary_dim // 2)  # pairs that rotate
         factor = Decimal(self.factor)
         inv_freq = inverse_frequencies(rotary_dim, rope_theta)
         return Frequencies(
-            tuple(f / factor if t < kept else Decimal(0) for t, f in enumerate(inv_freq))
+            tuple(f / factor if t < num_kept_pairs else Decimal(0) for t, f in enumerate(inv_freq))
         )

@@ -113,19 +113,21 @@ class Scaling:
         `original_max_positions`, if the scaling has them. Raise ValueError for a wrong one."""
         hints = get_type_hints(type(self))
         for name, value in vars(self).items():
-            kind = hints.get(name)
-            is_number = kind in (int, float) or (kind == float | None and value is not None)
-            if kind is bool:
+            annotated_type = hints.get(name)
+            is_number = annotated_type in (int, float) or (
+                annotated_type == float | None and value is not None
+            )
+            if annotated_type is bool:
                 is_flag = isinstance(value, bool)
                 require(self, is_flag, f"{name} must be True or False", repr(value))
             elif is_number:
                 require(
                     self, _is_finite_number(value), f"{name} must be a finite number", repr(value)
                 )
-            if kind is int:
+            if annotated_type is int:
                 number: Any = value  # for the type checker, which does not know its type
-                whole = number == int(number) and abs(number) < FARTHEST_POSITION
-                require(self, whole, f"{name} must be a whole number", repr(value))
+                is_whole = number == int(number) and abs(number) < FARTHEST_POSITION
+                require(self, is_whole, f"{name} must be a whole number", repr(value))
         checks = {"factor": require_factor, "original_max_positions": require_length}
         for name, check in checks.items():
             if hasattr(self, name):
@@ -221,5 +223,5 @@ def current_or_training_length(scaling: Scaling, length: int | None, training_le
 
 def require_attention_factor(scaling: Scaling, factor: float | None) -> None:
     """Raise ValueError unless the attention_factor is None or a finite number above 0."""
-    valid = factor is None or (math.isfinite(factor) and factor > 0)
-    require(scaling, valid, "attention_factor must be a positive number or None", factor)
+    is_valid = factor is None or (math.isfinite(factor) and factor > 0)
+    require(scaling, is_valid, "attention_factor must be a positive number or None", factor)

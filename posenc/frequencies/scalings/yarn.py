@@ -111,8 +111,8 @@ class YaRN(Scaling):
         that is None the number that the class's formula gives."""
         if self.attention_factor is not None:
             return self.attention_factor
-        upper = yarn_attention_factor(self.factor, self.mscale)
-        return upper / yarn_attention_factor(self.factor, self.mscale_all_dim)
+        numerator = yarn_attention_factor(self.factor, self.mscale)
+        return numerator / yarn_attention_factor(self.factor, self.mscale_all_dim)
 
     @property
     def logit_scale(self) -> float:
@@ -129,9 +129,12 @@ class YaRN(Scaling):
             self.truncate,
         )
         inv_freq = inverse_frequencies(rotary_dim, rope_theta)
-        most_kept = Decimal(self.extrapolation_factor)
-        kept = [(1 - interpolated) * most_kept for interpolated in ramp(low, high, len(inv_freq))]
-        scaled = blend_frequencies(inv_freq, Decimal(self.factor), kept)
+        max_kept_fraction = Decimal(self.extrapolation_factor)
+        kept_fractions = [
+            (1 - interpolated) * max_kept_fraction
+            for interpolated in ramp(low, high, len(inv_freq))
+        ]
+        scaled = blend_frequencies(inv_freq, Decimal(self.factor), kept_fractions)
         return Frequencies(scaled, self.attention_factor_in_use)
 
 
@@ -160,9 +163,9 @@ class DynamicYaRN(Scaling):
     def _yarn_at_length(self, length: int | None) -> YaRN:
         """Return the YaRN with factor = length / training length for a current length in tokens;
         factor 1 up to the training length, and if `length` is None."""
-        trained = self.original_max_positions
-        factor = current_or_training_length(self, length, trained) / trained
-        return YaRN(factor, trained, self.beta_fast, self.beta_slow)
+        training_length = self.original_max_positions
+        factor = current_or_training_length(self, length, training_length) / training_length
+        return YaRN(factor, training_length, self.beta_fast, self.beta_slow)
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         return self._yarn_at_length(length).frequencies(rotary_dim, rope_theta)
