@@ -184,14 +184,14 @@ def measure_all(
                 f"inspect encoding: tensors of {name}", needed_bytes, memory_bytes(), _ADVICE
             )
     # Two ways to write one encoding are measured once; a user's label is kept.
-    unique = list(dict.fromkeys(n if s.label else str(s) for n, s in specs.items()))
+    unique_names = list(dict.fromkeys(n if s.label else str(s) for n, s in specs.items()))
     return [
         measure(
             name,
             shape,
-            lambda step, n=name, i=i: tell(f"{n} ({i} of {len(unique)}): {step}"),
+            lambda step, n=name, i=i: tell(f"{n} ({i} of {len(unique_names)}): {step}"),
         )
-        for i, name in enumerate(unique, 1)
+        for i, name in enumerate(unique_names, 1)
     ]
 
 

@@ -193,18 +193,18 @@ def rotation_chart(degrees: float, steps: int) -> Chart:
 
 def _draw_steps(data: Data) -> Figure:
     """Draw an arrow for each position from the centre of a circle, with the position at its tip."""
-    position, x_label, y_label = data
+    position_label, x_label, y_label = data
     with figure(x_label, y_label) as (drawn, axes):
         drawn.set_size_inches(4.4, 4.4)
         circle = np.linspace(0, 2 * math.pi, 200)
         axes.plot(np.cos(circle), np.sin(circle), color=GRID, linewidth=1)
         axes.plot(data[x_label], data[y_label], ".", color=GRID, label="tip")
-        colours = ordered_colours(len(data[position]))
-        for step, x, y, colour in zip(*data.values(), colours, strict=True):
+        colours = ordered_colours(len(data[position_label]))
+        for position, x, y, colour in zip(*data.values(), colours, strict=True):
             arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.4}
             axes.annotate("", (x, y), (0, 0), arrowprops=arrow)
             # The number stands a little outside of the circle.
-            axes.annotate(str(step), (1.13 * x, 1.13 * y), ha="center", va="center")
+            axes.annotate(str(position), (1.13 * x, 1.13 * y), ha="center", va="center")
         axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal")
         axes.set_xticks([-1, 0, 1])
         axes.set_yticks([-1, 0, 1])
@@ -222,9 +222,10 @@ def score_chart(curves: Mapping[str, Sequence[Sequence[float | None]]]) -> Chart
         for name, (distances, *scores) in curves.items()
     }
     has_bands = any(len(curve) > 2 for curve in columns.values())
-    band = (LOW, HIGH) if has_bands else ()
+    band_columns = (LOW, HIGH) if has_bands else ()
     return Chart(
-        long_table("distance to the key, tokens", "score, logits", columns, *band), _draw_scores
+        long_table("distance to the key, tokens", "score, logits", columns, *band_columns),
+        _draw_scores,
     )
 
 
@@ -278,23 +279,23 @@ def _draw_precision(data: Data, last_exact: Mapping[str, int]) -> Figure:
     """Draw a row for each way of computing angles, with a mark at the last position whose angles
     are exact."""
     x_label, y_label, unit = axis_names(data)
-    rows = split_by_series(data, y_label)
-    names = [*rows]
-    starts = next(iter(rows.values()))[x_label].tolist()
+    part_by_name = split_by_series(data, y_label)
+    names = [*part_by_name]
+    starts = next(iter(part_by_name.values()))[x_label].tolist()
     with figure(x_label, "", grid=False) as (drawn, axes):
         drawn.set_figheight(1.4 + 0.42 * len(names))  # inches: axis and labels, and each row
         image = axes.pcolormesh(
             [*starts, 2 * starts[-1]],
             np.arange(len(names) + 1) - 0.5,
-            np.array([row[unit] for row in rows.values()]),
+            np.array([part[unit] for part in part_by_name.values()]),
             edgecolors="face",  # or the paper shows between the cells
             vmin=0,
             vmax=1,
         )
         axes.set_xscale("log", base=2)
-        for row, name in enumerate(names):
-            mark = [max(1, last_exact[name])] * 2
-            axes.plot(mark, [row - 0.5, row + 0.5], color="#C24A00", linewidth=2.4)
+        for row_index, name in enumerate(names):
+            mark_x = [max(1, last_exact[name])] * 2
+            axes.plot(mark_x, [row_index - 0.5, row_index + 0.5], color="#C24A00", linewidth=2.4)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.5)
         ticks = starts[::8]  # more would touch
@@ -336,11 +337,14 @@ def _plot_heads(axes: Axes, data: Data, *marker: str) -> None:
     """
     x_label, y_label = axis_names(data)
     curves = split_by_series(data)
-    heads = len(curves)
-    named = range(heads) if heads <= 4 else (0, heads // 2, heads - 1)
+    num_heads = len(curves)
+    named_heads = range(num_heads) if num_heads <= 4 else (0, num_heads // 2, num_heads - 1)
     # matplotlib leaves a label that begins with "_" out of the legend.
     for head, (name, part) in enumerate(curves.items()):
-        look = {"color": ordered_colours(heads)[head], "label": name if head in named else "_"}
+        look = {
+            "color": ordered_colours(num_heads)[head],
+            "label": name if head in named_heads else "_",
+        }
         axes.plot(part[x_label], part[y_label], *marker, **look)
 
 
@@ -363,10 +367,14 @@ def _short_number(number: int) -> str:
     return str(number)
 
 
-def _distance_ticks(axes, last: int, ahead: int = 0) -> None:
-    """Label an axis of distances at 0 and at powers of 4, up to `last` in the past and `ahead` in
-    the future, which has negative numbers."""
+def _distance_ticks(axes, farthest_past: int, farthest_ahead: int = 0) -> None:
+    """Label an axis of distances at 0 and at powers of 4, up to `farthest_past` and, with
+    negative numbers for the future, `farthest_ahead`."""
     powers = [4**i for i in range(16)]  # powers of 2 would touch
-    ticks = [*(-p for p in powers if p <= ahead), 0, *(p for p in powers if p <= last)]
+    ticks = [
+        *(-p for p in powers if p <= farthest_ahead),
+        0,
+        *(p for p in powers if p <= farthest_past),
+    ]
     axes.set_xticks(ticks, [f"{t:,}".replace("-", "−") for t in ticks])
     axes.minorticks_off()

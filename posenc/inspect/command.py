@@ -31,14 +31,14 @@ class Subcommands(TyperGroup):
         error if they do not begin with a subcommand."""
         if not ctx.resilient_parsing:  # which is the shell's completion
             if not args:
-                kinds = ", ".join(list(self.commands)[:-1])
-                ctx.fail(f"posenc inspect takes {kinds} or {list(self.commands)[-1]}")
+                known_commands = ", ".join(list(self.commands)[:-1])
+                ctx.fail(f"posenc inspect takes {known_commands} or {list(self.commands)[-1]}")
             first = args[0]
             is_option = first.startswith("-")
-            misspelt = not is_option and get_close_matches(first, self.commands, n=1)
-            if first not in (*self.commands, *_HELP) and not misspelt:
-                lines = ", or ".join(f"`{line}`" for line in _lines_with_subcommand(args))
-                ctx.fail(f"posenc inspect takes the kind first: {lines}")
+            close_commands = not is_option and get_close_matches(first, self.commands, n=1)
+            if first not in (*self.commands, *_HELP) and not close_commands:
+                suggestions = ", or ".join(f"`{line}`" for line in _lines_with_subcommand(args))
+                ctx.fail(f"posenc inspect takes the kind first: {suggestions}")
         return super().parse_args(ctx, args)
 
 
@@ -145,18 +145,20 @@ def _refuse_what_is_no_encoding(name: str) -> None:
     from posenc.encodings import is_encoding_class, load_object, names
 
     if Path(name).is_dir() and name not in names():
-        line = shlex.join(["posenc", "inspect", "model", name])
-        raise ValueError(f"{name} is a folder, and no encoding. For a model: {line}")
+        command_line = shlex.join(["posenc", "inspect", "model", name])
+        raise ValueError(f"{name} is a folder, and no encoding. For a model: {command_line}")
     file, colon, attribute = name.rpartition(":")
     if not colon or not Path(file).is_file():
         return
     try:
-        named = load_object(file, attribute)
+        named_object = load_object(file, attribute)
     except (ValueError, AttributeError):
         return  # the grammar says what is wrong
-    if not is_encoding_class(named):
-        line = shlex.join(["posenc", "inspect", "module", name])
-        raise ValueError(f"{name} is no posenc.PositionEncoding. For any other module: {line}")
+    if not is_encoding_class(named_object):
+        command_line = shlex.join(["posenc", "inspect", "module", name])
+        raise ValueError(
+            f"{name} is no posenc.PositionEncoding. For any other module: {command_line}"
+        )
 
 
 @inspect.command("model")

@@ -83,16 +83,16 @@ def report_of(outcomes: Sequence[ContractOutcome]) -> Report:
 def _answer(outcome: ContractOutcome) -> str:
     """Return sentences: how many checks fail, and why comparing the encoding would mean nothing if
     one of these makes it so."""
-    count = _checks_in_words(outcome.verdicts)
+    checks_in_words = _checks_in_words(outcome.verdicts)
     if not outcome.failed:
-        return f"{outcome.name} passes the contract: {count}."
-    answer = f"{outcome.name} fails {len(outcome.failed)} of {count}."
+        return f"{outcome.name} passes the contract: {checks_in_words}."
+    answer = f"{outcome.name} fails {len(outcome.failed)} of {checks_in_words}."
     reasons = {
         v.check: VOIDING_FAILURES[v.check] for v in outcome.failed if v.check in VOIDING_FAILURES
     }
-    not_finite = reasons.get("outputs_are_finite")
-    if not_finite:  # NaN differs from itself, so all others may hold
-        reasons = {"": f"{not_finite}, so that no check can compare them"}
+    reason = reasons.get("outputs_are_finite")
+    if reason:  # NaN differs from itself, so all others may hold
+        reasons = {"": f"{reason}, so that no check can compare them"}
     if reasons:
         answer += f" Comparing it would mean nothing: {'; '.join(reasons.values())}."
     return answer
@@ -103,8 +103,8 @@ def _blocks(outcome: ContractOutcome) -> Iterator[Block]:
     one."""
     rows = []
     for verdict in sorted(outcome.verdicts, key=lambda verdict: verdict.failure is None):
-        holds = "no" if verdict.failure is not None else "yes"
-        rows.append([verdict.check.replace("_", " "), holds, verdict.failure or ""])
+        holds_in_words = "no" if verdict.failure is not None else "yes"
+        rows.append([verdict.check.replace("_", " "), holds_in_words, verdict.failure or ""])
     yield Table(["check", "holds", "what it found"], rows, outcome.name)
     if outcome.note:
         yield f"Note on its words, which the contract does not judge: {outcome.note}."
@@ -128,12 +128,12 @@ def _run_checks(name: str) -> list[Verdict]:
     print_line(
         stderr(), f"{name}: {_checks_in_words(checks)} of its behaviour, about half a minute."
     )
-    outcomes = []
+    results = []
     with _without_logs():
         for i, verdict in enumerate(verdicts(maker(name), checks), 1):
             replace_status_line(f"{name}: {verdict.check.replace('_', ' ')} ({i} of {len(checks)})")
-            outcomes.append(verdict)
-    return outcomes
+            results.append(verdict)
+    return results
 
 
 def _checks_in_words(checks: Sized) -> str:
@@ -145,9 +145,9 @@ def _checks_in_words(checks: Sized) -> str:
 def _without_logs() -> Iterator[None]:
     """Silence loggers: torch logs tracebacks where an encoding cannot be compiled or exported, and
     the table says that in a line."""
-    before = logging.root.manager.disable
+    level_before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        logging.disable(before)
+        logging.disable(level_before)

@@ -103,18 +103,20 @@ def attention_plots(sheet: CheckpointSheet, layers: Sequence[int] = ()) -> Itera
     """
     sentence = sheet.sentence
     for stack, weights in sheet.reading.attention.items():
-        count, heads = weights.shape[:2]
+        num_layers, num_heads = weights.shape[:2]
         if layers:  # of a stack with fewer layers, those that it has
-            drawn = sorted(layer for layer in set(layers) if layer < count)
+            drawn_layers = sorted(layer for layer in set(layers) if layer < num_layers)
         else:
-            drawn = _layers_to_draw(count, heads * len(sentence.labels) ** 2)
-        if len(drawn) != count:
-            yield f"{len(drawn)} of {count} layers are drawn; choose others with --layer."
+            drawn_layers = _layers_to_draw(num_layers, num_heads * len(sentence.labels) ** 2)
+        if len(drawn_layers) != num_layers:
+            yield (
+                f"{len(drawn_layers)} of {num_layers} layers are drawn; choose others with --layer."
+            )
         of_stack = f"{stack}, " if stack else ""
         labels = sentence.labels
         if stack == "decoder":  # its queries and keys are one token behind
             labels = ("[start]", *labels[:-1])
-        for layer in drawn:
+        for layer in drawn_layers:
             maps = attention_by_group(weights[layer], sentence.groups).numpy()
             yield Plot(
                 attention_chart(maps, labels),
@@ -125,14 +127,14 @@ def attention_plots(sheet: CheckpointSheet, layers: Sequence[int] = ()) -> Itera
             )
 
 
-def _layers_to_draw(count: int, cells: int) -> list[int]:
-    """Return the indices of the layers to draw, of `count` layers: all, or as many as MAX_CELLS
+def _layers_to_draw(num_layers: int, cells: int) -> list[int]:
+    """Return the indices of the layers to draw, of `num_layers`: all, or as many as MAX_CELLS
     allows, evenly spread from the first to the last, and at least three. cells: squares in the maps
     of one layer."""
-    room = max(_MIN_LAYERS, MAX_CELLS // max(cells, _MIN_CELLS_PER_LAYER))
-    if count <= room:
-        return list(range(count))
-    return sorted({round(i * (count - 1) / (room - 1)) for i in range(room)})
+    max_layers = max(_MIN_LAYERS, MAX_CELLS // max(cells, _MIN_CELLS_PER_LAYER))
+    if num_layers <= max_layers:
+        return list(range(num_layers))
+    return sorted({round(i * (num_layers - 1) / (max_layers - 1)) for i in range(max_layers)})
 
 
 def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
@@ -164,13 +166,13 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
 def attention_chart(weights: Array, labels: Sequence[str]) -> Chart:
     """Draw weights (heads, queries, keys): one square per head with the same colours, tokens on
     both axes, in any script."""
-    heads = len(weights)
-    count = len(labels)
-    names = np.array(labels if count <= MAX_LABELS else range(count))
+    num_heads = len(weights)
+    num_tokens = len(labels)
+    token_names = np.array(labels if num_tokens <= MAX_LABELS else range(num_tokens))
     data = {
-        PANEL: np.repeat([f"head {head}" for head in range(heads)], count * count),
-        "key": np.tile(names, heads * count),
-        "query": np.tile(np.repeat(names, count), heads),
+        PANEL: np.repeat([f"head {head}" for head in range(num_heads)], num_tokens * num_tokens),
+        "key": np.tile(token_names, num_heads * num_tokens),
+        "query": np.tile(np.repeat(token_names, num_tokens), num_heads),
         "attention weight": weights.ravel(),
     }
     return Chart(data, partial(_draw_heads, labels=labels))
@@ -178,10 +180,10 @@ def attention_chart(weights: Array, labels: Sequence[str]) -> Chart:
 
 def _draw_heads(data: Data, labels: Sequence[str]) -> Figure:
     """Draw the squares of heads in a grid, with one bar of colours."""
-    count = len(labels)
-    weights = np.asarray(data["attention weight"]).reshape(-1, count, count)
-    tokens = [_shorten_label(label) for label in labels] if count <= MAX_LABELS else None
-    grid = _arrange_heads(len(weights), count, tokens)
+    num_tokens = len(labels)
+    weights = np.asarray(data["attention weight"]).reshape(-1, num_tokens, num_tokens)
+    tokens = [_shorten_label(label) for label in labels] if num_tokens <= MAX_LABELS else None
+    grid = _arrange_heads(len(weights), num_tokens, tokens)
     with figure_style():
         drawn = Figure(figsize=(grid.width, grid.height))
         drawn.set_layout_engine("none")  # see _Grid
@@ -193,13 +195,13 @@ def _draw_heads(data: Data, labels: Sequence[str]) -> Figure:
             axes.tick_params(labelsize=8, length=2)
             charts.show_all_sides(axes)
             is_lowest = head + grid.columns >= len(weights)
-            _label_tokens(axes, count, tokens, is_lowest, is_first=head % grid.columns == 0)
+            _label_tokens(axes, num_tokens, tokens, is_lowest, is_first=head % grid.columns == 0)
             if head == 0:
-                bar = drawn.add_axes(grid.bar_rectangle())
-                drawn.colorbar(image, cax=bar, label="attention weight")
-        text = {"fontsize": "medium", "fontweight": "normal"}
-        drawn.supxlabel("key", x=0.5, y=0.08 / grid.height, va="bottom", **text)
-        drawn.supylabel("query", x=0.08 / grid.width, y=0.5, ha="left", **text)
+                bar_axes = drawn.add_axes(grid.bar_rectangle())
+                drawn.colorbar(image, cax=bar_axes, label="attention weight")
+        text_style = {"fontsize": "medium", "fontweight": "normal"}
+        drawn.supxlabel("key", x=0.5, y=0.08 / grid.height, va="bottom", **text_style)
+        drawn.supylabel("query", x=0.08 / grid.width, y=0.5, ha="left", **text_style)
     return drawn
 
 
@@ -264,9 +266,9 @@ class _Grid:
         )
 
 
-def _arrange_heads(heads: int, count: int, tokens: Sequence[str] | None) -> _Grid:
-    """Return the layout of one square per head, of `count` tokens a side, in as few rows as the
-    width allows.
+def _arrange_heads(num_heads: int, num_tokens: int, tokens: Sequence[str] | None) -> _Grid:
+    """Return the layout of one square per head, of `num_tokens` tokens a side, in as few rows as
+    the width allows.
 
     tokens: the names on the axes, None for numbers.
     """
@@ -274,30 +276,30 @@ def _arrange_heads(heads: int, count: int, tokens: Sequence[str] | None) -> _Gri
         side = 2.4
         room = 0.3
     else:
-        side = max(1.5, 0.15 * count)
+        side = max(1.5, 0.15 * num_tokens)
         room = 0.1 + 0.065 * max(map(_width_in_letters, tokens))
-    most_columns = max(1, min(heads, int(_MAX_WIDTH_INCHES // side)))
-    rows = -(-heads // most_columns)  # rounded up
-    columns = -(-heads // rows)  # 2 and 2 instead of 3 and 1
-    return _Grid(rows, columns, side, room, gap=room * bool(heads % columns))
+    most_columns = max(1, min(num_heads, int(_MAX_WIDTH_INCHES // side)))
+    rows = -(-num_heads // most_columns)  # rounded up
+    columns = -(-num_heads // rows)  # 2 and 2 instead of 3 and 1
+    return _Grid(rows, columns, side, room, gap=room * bool(num_heads % columns))
 
 
 def _label_tokens(
-    axes: Axes, count: int, tokens: Sequence[str] | None, is_lowest: bool, *, is_first: bool
+    axes: Axes, num_tokens: int, tokens: Sequence[str] | None, is_lowest: bool, *, is_first: bool
 ) -> None:
     """Name the keys below a square of the lowest row, and the queries left of a square of the first
     column.
 
-    count: tokens on a side. tokens: their names; None for numbers, where matplotlib sets them.
+    num_tokens: on a side. tokens: their names; None for numbers, where matplotlib sets them.
     """
     if not is_lowest:
         axes.set_xticks([], [], rotation=90)
     elif tokens is not None:
-        axes.set_xticks(range(count), tokens, rotation=90)
+        axes.set_xticks(range(num_tokens), tokens, rotation=90)
     if not is_first:
         axes.set_yticks([], [])
     elif tokens is not None:
-        axes.set_yticks(range(count), tokens)
+        axes.set_yticks(range(num_tokens), tokens)
     _set_wide_characters_upright(axes)
 
 
@@ -339,11 +341,11 @@ def _draw_words(data: Data, labels: Sequence[str]) -> Figure:
     with figure(x_label, y_label) as (drawn, axes):
         drawn.set_figwidth(max(5.0, 1.2 + 0.2 * min(len(labels), MAX_LABELS)))
         settings = split_by_series(data)
-        width = 0.8 / len(settings)  # the rest is the gap to the next token
+        bar_width = 0.8 / len(settings)  # the rest is the gap to the next token
         for index, (name, part) in enumerate(settings.items()):
             values = part[y_label]
-            centres = np.arange(len(values)) + (index - (len(settings) - 1) / 2) * width
-            axes.bar(centres, values, width, color=LIGHT_COLOURS[index], label=name)
+            centres = np.arange(len(values)) + (index - (len(settings) - 1) / 2) * bar_width
+            axes.bar(centres, values, bar_width, color=LIGHT_COLOURS[index], label=name)
         if len(labels) <= MAX_LABELS:
             axes.set_xticks(range(len(labels)), [_shorten_label(t) for t in labels], rotation=90)
             _set_wide_characters_upright(axes)

@@ -128,10 +128,10 @@ def judge_attention(reading: Reading, groups: Sequence[tuple[int, int]]) -> list
     layers = []
     distances = reading.distances()
     for stack, weights in reading.attention.items():
-        for layer, of_layer in enumerate(weights):
-            targets = heads_by_target(attention_by_group(of_layer, groups))
-            of_heads = distances[stack][layer].tolist()
-            layers.append(LayerAttention(stack, layer, of_heads, *targets))
+        for layer, weights_of_layer in enumerate(weights):
+            head_counts = heads_by_target(attention_by_group(weights_of_layer, groups))
+            mean_distances = distances[stack][layer].tolist()
+            layers.append(LayerAttention(stack, layer, mean_distances, *head_counts))
     return layers
 
 
@@ -143,18 +143,20 @@ def heads_by_target(weights: Tensor) -> tuple[int, int, int]:
     """
     # The first token of a causal model sees itself only.
     queries = torch.arange(1, weights.shape[-1])
-    later = queries[1:]
-    of_targets = [
+    later_queries = queries[1:]
+    weights_on_targets = [
         weights[:, queries, 0],
         weights[:, queries, queries],
-        weights[:, later, later - 1],
+        weights[:, later_queries, later_queries - 1],
     ]
     counts = [0, 0, 0]
     for head in range(len(weights)):
-        target_fractions = [w[head].mean().item() if w.shape[-1] else 0.0 for w in of_targets]
-        largest = max(target_fractions)
-        if largest > MAIN_SHARE:
-            counts[target_fractions.index(largest)] += 1
+        target_fractions = [
+            w[head].mean().item() if w.shape[-1] else 0.0 for w in weights_on_targets
+        ]
+        largest_fraction = max(target_fractions)
+        if largest_fraction > MAIN_SHARE:
+            counts[target_fractions.index(largest_fraction)] += 1
     first, itself, previous = counts
     return first, itself, previous
 
@@ -165,11 +167,11 @@ def judge_swap(swap: Swap) -> SwapFindings:
     first_layer_with_positions = _first_differing_layer(swap, swap.with_positions)
     if swap.without is None:
         return SwapFindings(first_layer_with_positions, None, False, "not removable")
-    later = max(swap.without.last_by_layer[2:], default=0.0)
+    largest_later_change = max(swap.without.last_by_layer[2:], default=0.0)
     return SwapFindings(
         first_layer_with_positions,
         _first_differing_layer(swap, swap.without),
-        later >= LARGEST_ROUNDING_DIFFERENCE,
+        largest_later_change >= LARGEST_ROUNDING_DIFFERENCE,
         _swap_verdict(swap, swap.without),
     )
 
@@ -204,10 +206,12 @@ def answer_in_words(sources: Sequence[PositionSource], max_positions: int | None
     that the config allows; None without a limit.
     """
     if not sources:
-        allowed = "" if max_positions is None else f" Its config allows {max_positions:,} tokens."
+        limit_in_words = (
+            "" if max_positions is None else f" Its config allows {max_positions:,} tokens."
+        )
         return (
             "posenc finds nothing that gives this model positions; an exchange of words "
-            f"shows whether order matters to it.{allowed}"
+            f"shows whether order matters to it.{limit_in_words}"
         )
     return " ".join(dict.fromkeys(_limit_of_part(position_source) for position_source in sources))
 
@@ -218,11 +222,11 @@ def _limit_of_part(position_source: PositionSource) -> str:
         case Rotation():
             return f"{_limit_of_rotation(position_source)} {position_source.differs}".rstrip()
         case PositionTable():
-            rows = position_source.rows
+            num_rows = position_source.rows
             where = position_source.where
             return (
-                f"It knows {rows:,} positions, the rows of {where}: "
-                f"at token {rows + 1:,} it has no row and cannot read on."
+                f"It knows {num_rows:,} positions, the rows of {where}: "
+                f"at token {num_rows + 1:,} it has no row and cannot read on."
             )
         case Bias():
             return (
@@ -239,21 +243,24 @@ def _limit_of_part(position_source: PositionSource) -> str:
 def _limit_of_rotation(rotation: Rotation) -> str:
     """Return a sentence that says up to which length the angles of a rotation stay in the range
     that training showed."""
-    pairs = len(rotation.wavelengths)
+    num_pairs = len(rotation.wavelengths)
     num_new = len(rotation.new_angles)
-    where = "" if rotation.layers == "all layers" else f" ({rotation.layers})"
-    start = f"Trained on {rotation.trained:,} tokens{where}"
+    which_layers = "" if rotation.layers == "all layers" else f" ({rotation.layers})"
+    opening = f"Trained on {rotation.trained:,} tokens{which_layers}"
     leaving = (
-        f"{num_new} of its {pairs} rotary pairs {'leaves its' if num_new == 1 else 'leave their'}"
+        f"{num_new} of its {num_pairs} rotary pairs "
+        f"{'leaves its' if num_new == 1 else 'leave their'}"
     )
     if rotation.longest > rotation.trained:
-        start += f" and stretched to {rotation.longest:,} by {rotation.scaling}"
+        opening += f" and stretched to {rotation.longest:,} by {rotation.scaling}"
         if not num_new:
-            return f"{start}: up to there all {pairs} rotary pairs stay in their trained range."
-        return f"{start}: up to there {leaving} trained range."
+            return (
+                f"{opening}: up to there all {num_pairs} rotary pairs stay in their trained range."
+            )
+        return f"{opening}: up to there {leaving} trained range."
     if not num_new:
-        return f"{start}: all {pairs} rotary pairs completed a turn in training."
-    return f"{start}: beyond them {leaving} trained range; expect it to break there."
+        return f"{opening}: all {num_pairs} rotary pairs completed a turn in training."
+    return f"{opening}: beyond them {leaving} trained range; expect it to break there."
 
 
 def swap_in_words(swap: Swap, findings: SwapFindings) -> str:
@@ -266,8 +273,10 @@ def swap_in_words(swap: Swap, findings: SwapFindings) -> str:
     )
     if swap.without is None:
         return f"{sentence}; nothing of its positions is known to be removable."
-    without = _difference_in_words(swap, swap.without, findings.first_layer_without_positions)
-    return f"{sentence}; without positions it {without}."
+    difference_without = _difference_in_words(
+        swap, swap.without, findings.first_layer_without_positions
+    )
+    return f"{sentence}; without positions it {difference_without}."
 
 
 def _difference_in_words(swap: Swap, effect: SwapEffect, first_layer: int | None) -> str:
@@ -279,5 +288,7 @@ def _difference_in_words(swap: Swap, effect: SwapEffect, first_layer: int | None
     """
     if first_layer is None:
         return "stays the same in all layers"
-    last = swap.by_layer(effect)[-1]
-    return f"differs from layer {first_layer} on, by {last:.2g} of its norm in the last layer"
+    last_change = swap.by_layer(effect)[-1]
+    return (
+        f"differs from layer {first_layer} on, by {last_change:.2g} of its norm in the last layer"
+    )

@@ -154,9 +154,9 @@ def measure_checkpoint(
     checkpoint = load_checkpoint(request.folder, encoder_decoder=True, attention="eager")
     model = checkpoint.model
     text, words, origin = _text_and_words(request, checkpoint)
-    vocabulary = checkpoint.config.vocab_size
+    vocab_size = checkpoint.config.vocab_size
     sentence = tokenize_sentence(
-        request.folder, vocabulary, text, as_bytes=request.as_bytes, as_ids=request.as_ids
+        request.folder, vocab_size, text, as_bytes=request.as_bytes, as_ids=request.as_ids
     )
     longest = checkpoint.max_positions
     _check_length(sentence, longest, request.folder)
@@ -164,9 +164,10 @@ def measure_checkpoint(
         # A missing word is refused before the model runs.
         _ = [sentence.tokens_of(word) for word in words]
     structure = measure_structure(model)
-    if wrong := [layer for layer in request.layers if not 0 <= layer < structure.layers]:
+    if missing_layers := [layer for layer in request.layers if not 0 <= layer < structure.layers]:
         raise ValueError(
-            f"--layer: layers are 0 .. {structure.layers - 1}, got {', '.join(map(str, wrong))}."
+            f"--layer: layers are 0 .. {structure.layers - 1}, got "
+            f"{', '.join(map(str, missing_layers))}."
         )
     tell("reading the text")
     sources = positions.find_positions(checkpoint)
@@ -195,15 +196,15 @@ def _text_and_words(
     """Return the text, the words to exchange, and whose text it is."""
     if request.text is not None:
         return request.text, request.words, "user"
-    vocabulary = checkpoint.config.vocab_size
+    vocab_size = checkpoint.config.vocab_size
     kind = tokenization_kind(
-        request.folder, vocabulary, as_bytes=request.as_bytes, as_ids=request.as_ids
+        request.folder, vocab_size, as_bytes=request.as_bytes, as_ids=request.as_ids
     )
     if kind == "ids":
-        count = min(NUM_DEFAULT_IDS, vocabulary)
-        ids = [str(i * vocabulary // count) for i in range(count)]
+        num_ids = min(NUM_DEFAULT_IDS, vocab_size)
+        ids = [str(i * vocab_size // num_ids) for i in range(num_ids)]
         # By default, ids at a third and at two thirds of the text.
-        words = request.words or (ids[count // 3], ids[2 * count // 3])
+        words = request.words or (ids[num_ids // 3], ids[2 * num_ids // 3])
         return " ".join(ids), words, "default ids"
     return DEFAULT_TEXT, request.words or DEFAULT_WORDS, "default text"
 
@@ -211,17 +212,18 @@ def _text_and_words(
 def _check_length(sentence: Sentence, longest: int | None, folder: Path) -> None:
     """Raise ValueError for a sentence of one token, of more than MAX_TOKENS, or of more than the
     model can read."""
-    count = len(sentence)
-    if longest is not None and count > longest:
+    num_tokens = len(sentence)
+    if longest is not None and num_tokens > longest:
         raise ValueError(
-            f"--sentence has {count} tokens, {folder} takes {longest} at most: give a shorter one."
+            f"--sentence has {num_tokens} tokens, {folder} takes {longest} at most: give a shorter "
+            "one."
         )
-    if count > MAX_TOKENS:
+    if num_tokens > MAX_TOKENS:
         raise ValueError(
-            f"--sentence has {count} tokens; attention is drawn for {MAX_TOKENS} at most: give a "
-            "sentence or a paragraph."
+            f"--sentence has {num_tokens} tokens; attention is drawn for {MAX_TOKENS} at most: "
+            "give a sentence or a paragraph."
         )
-    if count < 2:
+    if num_tokens < 2:
         raise ValueError("--sentence has one token: give a sentence.")
 
 
@@ -233,17 +235,17 @@ def measure_structure(model: Any) -> Structure:
     config = text_config_of(model.config)
     if not getattr(config, "num_attention_heads", None):
         raise ValueError(f"A {config.model_type} model has no attention heads to look at.")
-    heads = config.num_attention_heads
+    num_heads = config.num_attention_heads
     width = config.hidden_size
-    decoders = getattr(config, "num_decoder_layers", None)
-    head_dim = _head_dim(config) or getattr(config, "d_kv", None) or width // heads
+    num_decoder_layers = getattr(config, "num_decoder_layers", None)
+    head_dim = _head_dim(config) or getattr(config, "d_kv", None) or width // num_heads
     embeddings = model.get_input_embeddings()
     head = model.get_output_embeddings()
     return Structure(
         model_type=config.model_type,
         layers=config.num_hidden_layers,
-        decoder_layers=decoders if config.is_encoder_decoder else None,
-        heads=heads,
+        decoder_layers=num_decoder_layers if config.is_encoder_decoder else None,
+        heads=num_heads,
         kv_heads=_kv_heads(config),
         head_dim=head_dim,
         width=width,
@@ -256,8 +258,8 @@ def measure_structure(model: Any) -> Structure:
 def _head_dim(config: Any) -> int | None:
     """Return the head dimension, of the first layer if layers differ (Gemma 4); None if the config
     does not say it."""
-    layers = getattr(config, "per_layer_config", None)
-    return getattr(layers[0] if layers else config, "head_dim", None)
+    configs_of_layers = getattr(config, "per_layer_config", None)
+    return getattr(configs_of_layers[0] if configs_of_layers else config, "head_dim", None)
 
 
 def _kv_heads(config: Any) -> int:
@@ -267,9 +269,9 @@ def _kv_heads(config: Any) -> int:
         config, "new_decoder_architecture", False
     ):
         return 1  # Falcon's first, GPT-BigCode
-    names_of_families = ("num_key_value_heads", "num_kv_heads")
-    counts = (getattr(config, name, None) for name in names_of_families)
-    return next((heads for heads in counts if heads), config.num_attention_heads)
+    possible_names = ("num_key_value_heads", "num_kv_heads")
+    counts = (getattr(config, name, None) for name in possible_names)
+    return next((count for count in counts if count), config.num_attention_heads)
 
 
 def _weights_by_part(
@@ -278,17 +280,17 @@ def _weights_by_part(
     """Return the number of weights in each of PARTS. A weight with several names counts once, and
     with the embeddings if they have it."""
     counts: dict[str, int] = dict.fromkeys(PARTS, 0)
-    seen: set[int] = set()
-    of_embeddings = {id(p) for p in embeddings.parameters()}
-    of_head = {id(p) for p in head.parameters()} if head is not None else set()
+    seen_ids: set[int] = set()
+    ids_of_embeddings = {id(p) for p in embeddings.parameters()}
+    ids_of_head = {id(p) for p in head.parameters()} if head is not None else set()
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in seen:
+            if id(parameter) in seen_ids:
                 continue
-            seen.add(id(parameter))
-            if id(parameter) in of_embeddings:
+            seen_ids.add(id(parameter))
+            if id(parameter) in ids_of_embeddings:
                 part = "embeddings"
-            elif id(parameter) in of_head:
+            elif id(parameter) in ids_of_head:
                 part = "head"
             else:
                 part = _part_of_weight(f"{path}.{name}".lower(), type(module).__name__.lower())

@@ -56,12 +56,16 @@ class Rotation:
     the config allows, or at twice the training length if both are the same."""
 
     def __post_init__(self) -> None:
-        slow = [
+        slow_pairs = [
             pair for pair, wave in enumerate(self.unscaled) if wave is None or wave > self.trained
         ]
-        object.__setattr__(self, "unfinished", slow)
-        new = [pair for pair in slow if self._turns(self.beyond, pair) > self._trained_turns(pair)]
-        object.__setattr__(self, "new_angles", new)
+        object.__setattr__(self, "unfinished", slow_pairs)
+        new_pairs = [
+            pair
+            for pair in slow_pairs
+            if self._turns(self.beyond, pair) > self._trained_turns(pair)
+        ]
+        object.__setattr__(self, "new_angles", new_pairs)
 
     @property
     def beyond(self) -> int:
@@ -184,8 +188,8 @@ def _alibi_bias(model: Any) -> Iterator[Bias]:
         return
     slopes = (-values[:, 1]).tolist()
     distances = list(range(values.shape[-1]))
-    words = f"slopes {', '.join(f'{slope:.3g}' for slope in slopes)}"
-    yield Bias("scores of every layer", words, distances, values.tolist(), slopes)
+    slopes_in_words = f"slopes {', '.join(f'{slope:.3g}' for slope in slopes)}"
+    yield Bias("scores of every layer", slopes_in_words, distances, values.tolist(), slopes)
 
 
 def _disentangled_tables(model: Any) -> Iterator[Disentangled]:
@@ -194,12 +198,12 @@ def _disentangled_tables(model: Any) -> Iterator[Disentangled]:
     if not getattr(config, "relative_attention", False):
         return
     table = next(m for name, m in model.named_modules() if name.endswith("rel_embeddings"))
-    settings = f"{table.weight.shape[0]} rows for relative positions"
-    buckets = getattr(config, "position_buckets", -1)
-    if buckets > 0:
-        settings += f", {buckets} buckets each way"
+    settings_in_words = f"{table.weight.shape[0]} rows for relative positions"
+    num_buckets = getattr(config, "position_buckets", -1)
+    if num_buckets > 0:
+        settings_in_words += f", {num_buckets} buckets each way"
     score_terms = ", ".join(config.pos_att_type or ()) or "none"  # such as c2p, p2c
-    yield Disentangled("scores of every layer", f"{settings}; {score_terms}")
+    yield Disentangled("scores of every layer", f"{settings_in_words}; {score_terms}")
 
 
 def _rotations(checkpoint: Checkpoint) -> Iterator[Rotation]:
@@ -239,45 +243,45 @@ def _rotation_of_module(
     model = checkpoint.model
     if matches_setting(setting, inv_freq, attention_factor):
         return _rotation_of_setting(setting, model)
-    pairs = len(inv_freq)
+    num_pairs = len(inv_freq)
     differs_template = (
         f"The config says {_setting_in_words(setting)}; the model's rotary module has {{}}."
     )
-    as_many = replace(setting, rotary_dim=2 * pairs)
-    if matches_setting(as_many, inv_freq, attention_factor):
+    setting_with_pairs = replace(setting, rotary_dim=2 * num_pairs)
+    if matches_setting(setting_with_pairs, inv_freq, attention_factor):
         return replace(
-            _rotation_of_setting(as_many, model),
-            differs=differs_template.format(_setting_in_words(as_many)),
+            _rotation_of_setting(setting_with_pairs, model),
+            differs=differs_template.format(_setting_in_words(setting_with_pairs)),
         )
     is_scaled = setting.scaling is not None or setting.compression != 1.0
     if is_scaled or attention_factor != 1.0 or not inv_freq.isfinite().all():
         raise ValueError(_unknown_frequencies_message(checkpoint))
-    waves = _wavelengths(inv_freq.double())
+    wavelengths = _wavelengths(inv_freq.double())
     base = _base_of_frequencies(inv_freq.double())
-    theta = "frequencies of no theta" if base is None else f"theta {base:,.6g}"
+    theta_in_words = "frequencies of no theta" if base is None else f"theta {base:,.6g}"
     return replace(
-        _rotation_of_setting(as_many, model),
+        _rotation_of_setting(setting_with_pairs, model),
         rope_theta=base,
-        wavelengths=waves,
-        unscaled=waves,
-        differs=differs_template.format(f"{pairs} pairs, {theta}"),
+        wavelengths=wavelengths,
+        unscaled=wavelengths,
+        differs=differs_template.format(f"{num_pairs} pairs, {theta_in_words}"),
     )
 
 
 def _setting_in_words(setting: RopeSetting) -> str:
     """Return pairs, base and scaling of a setting as text: "32 pairs, theta 10,000, scaling
     YaRN"."""
-    scaling = "" if setting.scaling_name == "none" else f", scaling {setting.scaling_name}"
-    return f"{setting.rotary_dim // 2} pairs, theta {setting.rope_theta:,.6g}{scaling}"
+    scaling_clause = "" if setting.scaling_name == "none" else f", scaling {setting.scaling_name}"
+    return f"{setting.rotary_dim // 2} pairs, theta {setting.rope_theta:,.6g}{scaling_clause}"
 
 
 def _base_of_frequencies(inv_freq: Tensor) -> float | None:
     """Return the theta whose frequencies theta^(-i / pairs) these are; None if there is none."""
-    pairs = len(inv_freq)
-    if pairs < 2 or not inv_freq[-1] > 0:
+    num_pairs = len(inv_freq)
+    if num_pairs < 2 or not inv_freq[-1] > 0:
         return None
-    base = float(inv_freq[-1]) ** (-pairs / (pairs - 1))
-    exact = base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+    base = float(inv_freq[-1]) ** (-num_pairs / (num_pairs - 1))
+    exact = base ** (-torch.arange(num_pairs, dtype=torch.float64) / num_pairs)
     return base if torch.allclose(inv_freq, exact, rtol=1e-5, atol=0.0) else None
 
 
@@ -314,10 +318,10 @@ def _rotating_layers(setting: RopeSetting, config: Any) -> str:
     or "24 of 32 layers" where the config's no_rope_layers says that some do not rotate."""
     if setting.layer_type is not None:
         return f"{setting.layer_type} layers"
-    rotates = getattr(config, "no_rope_layers", None)  # 1 for a layer that does
-    if not rotates or all(rotates):
+    rotation_flags = getattr(config, "no_rope_layers", None)  # 1 for a layer that does
+    if not rotation_flags or all(rotation_flags):
         return "all layers"
-    return f"{sum(map(bool, rotates))} of {len(rotates)} layers"
+    return f"{sum(map(bool, rotation_flags))} of {len(rotation_flags)} layers"
 
 
 def _wavelengths(inv_freq: Any) -> list[float | None]:
@@ -335,17 +339,17 @@ def _position_table(name: str, module: nn.Embedding, model: Any) -> PositionTabl
     offset = table.offset_rows if table is not None and table.module is module else 0
     rows = module.weight[offset:].double()
     norms = rows.norm(dim=-1)
-    unit = rows / norms.clamp(min=1e-30)[:, None]  # a row of zeros stays
+    unit_rows = rows / norms.clamp(min=1e-30)[:, None]  # a row of zeros stays
     step = max(1, len(rows) // SHOWN_DISTANCE)
-    sampled = unit[::step]
+    sampled_rows = unit_rows[::step]
     return PositionTable(
         where=name,
         rows=len(rows),
         reserved=offset,
-        neighbours=(unit[1:] * unit[:-1]).sum(-1).mean().item(),
+        neighbours=(unit_rows[1:] * unit_rows[:-1]).sum(-1).mean().item(),
         norms=(norms.min().item(), norms.mean().item(), norms.max().item()),
         step=step,
-        similarity=(sampled @ sampled.mT).tolist(),
+        similarity=(sampled_rows @ sampled_rows.mT).tolist(),
     )
 
 
@@ -359,15 +363,15 @@ def _t5_bias(name: str, attention: Any) -> list[Bias]:
         return []
     length = SHOWN_DISTANCE + 1
     matrix = attention.compute_bias(length, length)[0]
-    first = 0 if attention.is_decoder else -SHOWN_DISTANCE
-    distances = list(range(first, SHOWN_DISTANCE + 1))
+    first_distance = 0 if attention.is_decoder else -SHOWN_DISTANCE
+    distances = list(range(first_distance, SHOWN_DISTANCE + 1))
     values = torch.stack([matrix.diagonal(-d, -2, -1)[..., 0] for d in distances], dim=-1)
-    settings = (
+    settings_in_words = (
         f"{attention.relative_attention_num_buckets} buckets, the last for distances from "
         f"{attention.relative_attention_max_distance} on, "
         f"{'past only' if attention.is_decoder else 'both ways'}"
     )
-    return [Bias(name, settings, distances, values.tolist())]
+    return [Bias(name, settings_in_words, distances, values.tolist())]
 
 
 def alibi_by_distance(model: Any, length: int) -> Tensor | None:
@@ -382,15 +386,15 @@ def alibi_by_distance(model: Any, length: int) -> Tensor | None:
             "Falcon with ALiBi: transformers adds its bias twice if it returns attention, so a "
             "figure would not show what the model does."
         )
-    heads = text_config_of(model.config).num_attention_heads
+    num_heads = text_config_of(model.config).num_attention_heads
     for module in model.modules():
         if hasattr(module, "build_alibi_tensor"):
-            row = module.build_alibi_tensor(torch.ones(1, length), heads, torch.float32)
+            bias = module.build_alibi_tensor(torch.ones(1, length), num_heads, torch.float32)
         elif hasattr(module, "build_mpt_alibi_tensor"):
-            row = module.build_mpt_alibi_tensor(heads, length)
+            bias = module.build_mpt_alibi_tensor(num_heads, length)
         else:
             continue
-        row = row.view(heads, length)
+        bias = bias.view(num_heads, length)
         # The last key stands at the query's own position; flipped, distances count from there.
-        return (row - row[:, -1:]).flip(-1)
+        return (bias - bias[:, -1:]).flip(-1)
     return None

@@ -88,12 +88,12 @@ def tokenize_sentence(
         ids = parse_token_ids(text, vocab_size)
         return _labelled_sentence(text, ids, _word_spans(text), {})
     if kind == "bytes":
-        start = [256] if vocab_size > 256 else []  # the id after those of all bytes
-        ids = start + list(text.encode("utf-8"))
-        spans = [(0, 0)] * len(start) + [
+        start_ids = [256] if vocab_size > 256 else []  # the id after those of all bytes
+        ids = start_ids + list(text.encode("utf-8"))
+        spans = [(0, 0)] * len(start_ids) + [
             (i, i + 1) for i, character in enumerate(text) for _ in character.encode("utf-8")
         ]
-        return _labelled_sentence(text, ids, spans, dict.fromkeys(start, "[start]"))
+        return _labelled_sentence(text, ids, spans, dict.fromkeys(start_ids, "[start]"))
     tokenizer = load_tokenizer(folder)
     if not tokenizer.is_fast:
         raise ValueError(
@@ -102,8 +102,8 @@ def tokenize_sentence(
         )
     encoded = tokenizer(text, return_offsets_mapping=True)
     ids = encoded["input_ids"]
-    names = dict(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True))
-    return _labelled_sentence(text, ids, [tuple(s) for s in encoded["offset_mapping"]], names)
+    token_names = dict(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True))
+    return _labelled_sentence(text, ids, [tuple(s) for s in encoded["offset_mapping"]], token_names)
 
 
 def _word_spans(text: str) -> list[Span]:
@@ -129,14 +129,16 @@ def _labelled_sentence(
     """
     starts = [0]
     for index, (before, here) in enumerate(pairwise(spans), 1):
-        shared = here[0] < before[1] and here[0] < here[1]
-        if not shared:
+        shares_character = here[0] < before[1] and here[0] < here[1]
+        if not shares_character:
             starts.append(index)
     groups = tuple(pairwise([*starts, len(ids)]))
     labels = []
     for first, last in groups:
-        covered = text[min(a for a, _ in spans[first:last]) : max(b for _, b in spans[first:last])]
-        labels.append(covered.strip() or names.get(ids[first], covered) or "·")
+        covered_text = text[
+            min(a for a, _ in spans[first:last]) : max(b for _, b in spans[first:last])
+        ]
+        labels.append(covered_text.strip() or names.get(ids[first], covered_text) or "·")
     return Sentence(text, tuple(ids), tuple(spans), groups, tuple(labels))
 
 
@@ -289,8 +291,8 @@ def attention_by_group(weights: Tensor, groups: Sequence[tuple[int, int]]) -> Te
 
     weights: (..., length, length). groups: first and last + 1 of each.
     """
-    keys = torch.stack([weights[..., a:b].sum(-1) for a, b in groups], dim=-1)
-    return torch.stack([keys[..., a:b, :].mean(-2) for a, b in groups], dim=-2)
+    summed_over_keys = torch.stack([weights[..., a:b].sum(-1) for a, b in groups], dim=-1)
+    return torch.stack([summed_over_keys[..., a:b, :].mean(-2) for a, b in groups], dim=-2)
 
 
 @contextmanager
@@ -302,24 +304,24 @@ def recorded_relative_scores(model: Any) -> Iterator[list[Tensor]]:
     """
     terms: list[Tensor] = []
     owner: nn.Module | None = None
-    name = ""
+    method_name = ""
     for module, candidate in product(model.modules(), DISENTANGLED_METHODS):
         if hasattr(module, candidate):
             owner = module
-            name = candidate
+            method_name = candidate
             break
     if owner is None:
         yield terms
         return
-    method = getattr(owner, name)
+    method = getattr(owner, method_name)
 
     def record_terms(*args: Any, **kwargs: Any) -> Tensor:
-        added = method(*args, **kwargs)
-        terms.append(added.reshape(-1, *added.shape[-2:]))
-        return added
+        term = method(*args, **kwargs)
+        terms.append(term.reshape(-1, *term.shape[-2:]))
+        return term
 
-    setattr(owner, name, record_terms)
+    setattr(owner, method_name, record_terms)
     try:
         yield terms
     finally:
-        delattr(owner, name)
+        delattr(owner, method_name)

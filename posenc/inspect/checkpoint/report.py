@@ -69,33 +69,37 @@ def _sections(
 ) -> Iterator[Section]:
     """Yield the sections of the report, without those for which nothing was measured."""
     sheet = judgement.sheet
-    of_exchange = []
-    of_positions = []
-    of_distances = []
-    of_attention = []
+    exchange_plots = []
+    position_plots = []
+    distance_plots = []
+    attention_plots = []
     if has_figures:
         from posenc.inspect.checkpoint import figures
 
-        of_exchange = [*figures.swap_plots(sheet.swap, sheet.sentence.labels)] if sheet.swap else []
-        of_positions = [*figures.position_plots(sheet)]
-        of_distances = [*figures.distance_plots(sheet)]
-        of_attention = [*figures.attention_plots(sheet, layers)]
+        exchange_plots = (
+            [*figures.swap_plots(sheet.swap, sheet.sentence.labels)] if sheet.swap else []
+        )
+        position_plots = [*figures.position_plots(sheet)]
+        distance_plots = [*figures.distance_plots(sheet)]
+        attention_plots = [*figures.attention_plots(sheet, layers)]
     if judgement.extends_to is not None:
-        line = ["posenc", "extend", str(sheet.folder), "--to", str(judgement.extends_to)]
+        arguments = ["posenc", "extend", str(sheet.folder), "--to", str(judgement.extends_to)]
         advice = "To try twice the length, measure the methods on text of yours:"
-        yield Section("", [advice, Code(f"{shlex.join(line)} --text FILE")])
+        yield Section("", [advice, Code(f"{shlex.join(arguments)} --text FILE")])
     if sheet.swap is not None and judgement.swap_findings is not None:
         blocks = _exchange_blocks(sheet.swap, judgement.swap_findings)
-        yield Section("Who saw whom", [*blocks, *of_exchange])
-    positions = Facts(positions_in_words(sheet.positions))
-    yield Section("Where its positions live", [positions, *of_positions])
-    yield Section("How far attention looks", [attention_table(judgement), *of_distances])
-    if of_attention:
-        yield Section("Attention", of_attention, detail=True)
-    origin = _ORIGINS[sheet.text_origin]
+        yield Section("Who saw whom", [*blocks, *exchange_plots])
+    position_facts = Facts(positions_in_words(sheet.positions))
+    yield Section("Where its positions live", [position_facts, *position_plots])
+    yield Section("How far attention looks", [attention_table(judgement), *distance_plots])
+    if attention_plots:
+        yield Section("Attention", attention_plots, detail=True)
+    origin_note = _ORIGINS[sheet.text_origin]
     labels = sheet.sentence.labels
-    text = Facts({"text": sheet.sentence.text, f"{len(sheet.sentence)} tokens": " | ".join(labels)})
-    yield Section("What it read", [*([origin] if origin else []), text])
+    text_facts = Facts(
+        {"text": sheet.sentence.text, f"{len(sheet.sentence)} tokens": " | ".join(labels)}
+    )
+    yield Section("What it read", [*([origin_note] if origin_note else []), text_facts])
     yield Section("How it is built", [Facts(structure_in_words(sheet))])
     yield Section("How to repeat it", [Code(command)], detail=True)
 
@@ -145,15 +149,15 @@ def verdicts_in_words(swap: Swap, findings: SwapFindings) -> list[str]:
     change = swap.without
     if change is None:
         return ["Nothing of this model's positions is known to be removable."]
-    first = change.last_by_layer[1]
+    first_layer_change = change.last_by_layer[1]
     match findings.verdict:
         case "blind to order" | "order told by more":
             is_blind = findings.verdict == "blind to order"
-            holds = "is blind to order" if is_blind else "still tells order apart"
+            verdict = "is blind to order" if is_blind else "still tells order apart"
             return [
                 f"Without positions every token's state goes with its word to "
                 f"{max(change.all_by_layer):.1g} in all layers: attention that looks both ways "
-                f"{holds}."
+                f"{verdict}."
             ]
         case "last token exchanged":
             return [
@@ -162,18 +166,20 @@ def verdicts_in_words(swap: Swap, findings: SwapFindings) -> list[str]:
             ]
         case "first layer differs":
             return [
-                f"Without positions the last token differs after one layer, by {first:.2g}: "
-                "something other than positions depends on order, such as windowed attention."
+                "Without positions the last token differs after one layer, by "
+                f"{first_layer_change:.2g}: something other than positions depends on order, such "
+                "as windowed attention."
             ]
     sentences = [
-        f"Without positions the last token is the same after one layer, to {first:.1g}: "
-        "under a causal mask it sees the same set of tokens in either order."
+        "Without positions the last token is the same after one layer, to "
+        f"{first_layer_change:.1g}: under a causal mask it sees the same set of tokens in either "
+        "order."
     ]
-    later = change.last_by_layer[2:]
-    if later:
-        differs = "differs" if findings.later_layers_differ else "is the same"
+    later_changes = change.last_by_layer[2:]
+    if later_changes:
+        comparison = "differs" if findings.later_layers_differ else "is the same"
         sentences.append(
-            f"After two layers or more it {differs}, by up to {max(later):.2g}: tokens "
+            f"After two layers or more it {comparison}, by up to {max(later_changes):.2g}: tokens "
             "between the words have seen other sets, and only the mask depends on order."
         )
     return sentences
@@ -185,13 +191,17 @@ def attention_table(judgement: Judgement) -> Table:
     look."""
     rows = []
     for layer in judgement.attention:
-        heads = layer.distances
-        near, far = (end(range(len(heads)), key=heads.__getitem__) for end in (min, max))
-        nearest, farthest = (f"{heads[head]:.1f} (head {head})" for head in (near, far))
-        mean = Number(fmean(heads), form=".1f")
+        distances = layer.distances
+        nearest_head, farthest_head = (
+            end(range(len(distances)), key=distances.__getitem__) for end in (min, max)
+        )
+        nearest, farthest = (
+            f"{distances[head]:.1f} (head {head})" for head in (nearest_head, farthest_head)
+        )
+        mean_of_heads = Number(fmean(distances), form=".1f")
         name = f"{layer.stack} {layer.layer}".strip()
-        targets = [layer.heads_at_first, layer.heads_at_itself, layer.heads_at_previous]
-        rows.append([name, mean, nearest, farthest, *targets])
+        head_counts = [layer.heads_at_first, layer.heads_at_itself, layer.heads_at_previous]
+        rows.append([name, mean_of_heads, nearest, farthest, *head_counts])
     return Table(
         ["layer", "mean", "nearest", "farthest", "first token", "itself", "before"],
         rows,
@@ -205,14 +215,18 @@ def attention_table(judgement: Judgement) -> Table:
 def structure_in_words(sheet: CheckpointSheet) -> dict[str, str]:
     """Return by name, in words, the sizes of the model and its parameters by part."""
     structure = sheet.structure
-    stacks = f"{structure.layers}"
+    layers_in_words = f"{structure.layers}"
     if structure.decoder_layers is not None:
-        stacks = f"{structure.layers} of the encoder, {structure.decoder_layers} of the decoder"
-    heads = f"{structure.heads} of {structure.head_dim}, on {structure.kv_heads} key/value heads"
+        layers_in_words = (
+            f"{structure.layers} of the encoder, {structure.decoder_layers} of the decoder"
+        )
+    heads_in_words = (
+        f"{structure.heads} of {structure.head_dim}, on {structure.kv_heads} key/value heads"
+    )
     lines = {
         "model": structure.model_type,
-        "layers": stacks,
-        "heads": heads,
+        "layers": layers_in_words,
+        "heads": heads_in_words,
         "width, vocabulary": f"{structure.width:,}, {structure.vocabulary:,}",
         "longest text": f"{sheet.longest:,} tokens"
         if sheet.longest
@@ -226,12 +240,16 @@ def structure_in_words(sheet: CheckpointSheet) -> dict[str, str]:
 def _parts_in_words(structure: Structure) -> dict[str, str]:
     """Return, by the name of each part that has parameters, their number and their fraction of the
     total as text; positions always."""
-    shown = {}
+    sizes_by_part = {}
     for part, count in structure.parts.items():
         if count or part == "positions":
-            tied = ", which are the head too" if part == "embeddings" and structure.tied else ""
-            shown[f"  {part}"] = f"{count:,} ({count / structure.parameters:.1%}){tied}"
-    return shown
+            tied_note = (
+                ", which are the head too" if part == "embeddings" and structure.tied else ""
+            )
+            sizes_by_part[f"  {part}"] = (
+                f"{count:,} ({count / structure.parameters:.1%}){tied_note}"
+            )
+    return sizes_by_part
 
 
 def positions_in_words(sources: Sequence[PositionSource]) -> dict[str, str]:
@@ -245,12 +263,13 @@ def positions_in_words(sources: Sequence[PositionSource]) -> dict[str, str]:
                 lines |= _rotation_lines(source)
             case PositionTable():
                 low, mean, high = source.norms
-                reserved = (
+                reserved_note = (
                     f", and {source.reserved} that stand for no position" if source.reserved else ""
                 )
                 lines[f"table {source.where}"] = (
-                    f"{source.rows:,} rows{reserved}; length of a row {low:.3g} to {high:.3g}, "
-                    f"mean {mean:.3g}; cosine of a row with the next {source.neighbours:.3f}"
+                    f"{source.rows:,} rows{reserved_note}; length of a row {low:.3g} to "
+                    f"{high:.3g}, mean {mean:.3g}; cosine of a row with the next "
+                    f"{source.neighbours:.3f}"
                 )
             case Bias():
                 lines[f"bias, {source.where}"] = source.settings
@@ -262,20 +281,20 @@ def positions_in_words(sources: Sequence[PositionSource]) -> dict[str, str]:
 def _rotation_lines(source: Rotation) -> dict[str, str]:
     """Return, by name, texts about a rotation: its settings, and the pairs that leave their trained
     range."""
-    pairs = len(source.wavelengths)
+    num_pairs = len(source.wavelengths)
     name = f"rotation, {source.layers}"
-    theta = "none" if source.rope_theta is None else f"{source.rope_theta:,g}"
-    part = "" if source.rotary_dim == source.head_dim else f" of {source.head_dim}"
-    unfinished = f": {ranges(source.unfinished)}" if source.unfinished else ""
-    new = f": {ranges(source.new_angles)}" if source.new_angles else ""
+    theta_in_words = "none" if source.rope_theta is None else f"{source.rope_theta:,g}"
+    head_dim_clause = "" if source.rotary_dim == source.head_dim else f" of {source.head_dim}"
+    unfinished_in_words = f": {ranges(source.unfinished)}" if source.unfinished else ""
+    new_in_words = f": {ranges(source.new_angles)}" if source.new_angles else ""
     return {
-        name: f"{source.rotary_dim}{part} channels in {pairs} pairs, theta {theta}, "
-        f"scaling {source.scaling}, trained on {source.trained:,} tokens, "
+        name: f"{source.rotary_dim}{head_dim_clause} channels in {num_pairs} pairs, theta "
+        f"{theta_in_words}, scaling {source.scaling}, trained on {source.trained:,} tokens, "
         f"allowed {source.longest:,}",
         f"{name}, no full turn in {source.trained:,} tokens": (
-            f"{len(source.unfinished)} of {pairs} pairs{unfinished}"
+            f"{len(source.unfinished)} of {num_pairs} pairs{unfinished_in_words}"
         ),
         f"{name}, new angles at {source.beyond:,} tokens": (
-            f"{len(source.new_angles)} of {pairs} pairs{new}"
+            f"{len(source.new_angles)} of {num_pairs} pairs{new_in_words}"
         ),
     }

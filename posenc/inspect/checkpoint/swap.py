@@ -89,7 +89,7 @@ def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: b
     spans = [sentence.tokens_of(word) for word in words]
     order = exchanged_order(len(sentence), *spans)
     ids = [sentence.ids[i] for i in order]
-    last = max(b for _, b in spans)
+    last_stop = max(b for _, b in spans)
 
     def measure_exchange() -> tuple[SwapEffect, Reading]:
         """Return what the exchange changes in the present model, and the reading before it."""
@@ -100,7 +100,9 @@ def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: b
     with_positions, before = measure_exchange()
     with without_positions(model) as removed:
         without = measure_exchange()[0] if removed else None
-    return Swap(words, order, before.causal, last < len(sentence), removed, with_positions, without)
+    return Swap(
+        words, order, before.causal, last_stop < len(sentence), removed, with_positions, without
+    )
 
 
 def _compare_readings(
@@ -110,8 +112,10 @@ def _compare_readings(
 
     order: for each place in `after`, the place of the same token in `before`.
     """
-    old = before.hidden[:, torch.tensor(order)]  # the same words side by side
-    gaps = (after.hidden - old).norm(dim=-1) / old.norm(dim=-1).clamp(min=1e-30)  # of zeros
+    old_states = before.hidden[:, torch.tensor(order)]  # the same words side by side
+    gaps = (after.hidden - old_states).norm(dim=-1) / old_states.norm(dim=-1).clamp(
+        min=1e-30
+    )  # of zeros
     # Back to the places of the original sentence.
     original_places = torch.tensor(order).argsort()
     last_layer_gaps = gaps[-1, original_places]
@@ -163,11 +167,13 @@ def _silence_positions(path: str, module: nn.Module, undo: ExitStack) -> str | N
         _overwrite_weight(module.weight, torch.zeros_like(weights_before))
         undo.callback(_overwrite_weight, module.weight, weights_before)
         return f"the table {path}"
-    sines = getattr(module, "embed_positions", None)
-    if isinstance(sines, Tensor):  # GPT-J and CodeGen: sines, then cosines
-        half = sines.shape[-1] // 2
-        module.embed_positions = torch.tensor([0.0, 1.0]).repeat_interleave(half).expand_as(sines)
-        undo.callback(setattr, module, "embed_positions", sines)
+    sinusoids = getattr(module, "embed_positions", None)
+    if isinstance(sinusoids, Tensor):  # GPT-J and CodeGen: sines, then cosines
+        half = sinusoids.shape[-1] // 2
+        module.embed_positions = (
+            torch.tensor([0.0, 1.0]).repeat_interleave(half).expand_as(sinusoids)
+        )
+        undo.callback(setattr, module, "embed_positions", sinusoids)
         return f"the rotation of {path}"
     if argument := ALIBI_ARGUMENTS.get(type(module).__name__):
         hook = module.register_forward_pre_hook(

@@ -33,8 +33,8 @@ def curve_plots(sheets: Sequence[SpecSheet], name_prefix: str) -> Iterator[Plot]
     name_prefix: what the figures' names begin with; "" for nothing.
     """
     prefix = f"{name_prefix}-" * bool(name_prefix)
-    of_equals = {sheet.name: (sheet.decay.distances, sheet.decay.same) for sheet in sheets}
-    of_strangers = {
+    scores_of_equals = {sheet.name: (sheet.decay.distances, sheet.decay.same) for sheet in sheets}
+    scores_of_strangers = {
         sheet.name: (
             sheet.decay.distances,
             sheet.decay.mean,
@@ -44,24 +44,24 @@ def curve_plots(sheets: Sequence[SpecSheet], name_prefix: str) -> Iterator[Plot]
         for sheet in sheets
     }
     yield Plot(
-        charts.score_chart(of_equals),
+        charts.score_chart(scores_of_equals),
         "Score in logits that a query gives a key equal to it, by distance, before any training; "
         "one more logit is 2.7 times the weight. Mean over random vectors and heads.",
         name=f"{prefix}score-of-equals",
     )
     yield Plot(
-        charts.score_chart(of_strangers),
+        charts.score_chart(scores_of_strangers),
         "Score of a key unrelated to the query: the line is the mean, the band has nine of ten.",
         name=f"{prefix}score-of-strangers",
     )
-    waves = {sheet.name: sheet.wavelengths for sheet in sheets if sheet.wavelengths}
-    if waves:
-        if "rope" not in waves and any(2 in sheet.places for sheet in sheets):
-            waves = {"rope, unscaled": [*plain_wavelengths(sheets[0].shape)], **waves}
+    wavelengths = {sheet.name: sheet.wavelengths for sheet in sheets if sheet.wavelengths}
+    if wavelengths:
+        if "rope" not in wavelengths and any(2 in sheet.places for sheet in sheets):
+            wavelengths = {"rope, unscaled": [*plain_wavelengths(sheets[0].shape)], **wavelengths}
         # One line for all: they differ where some are measured on a grid.
         train_length = max(sheet.axis_length for sheet in sheets if sheet.wavelengths)
         yield Plot(
-            charts.wavelength_chart(waves, train_length),
+            charts.wavelength_chart(wavelengths, train_length),
             "Tokens per turn of each pair of channels. One above the dotted line turns less than "
             f"once in {train_length:,} positions; unless stretched, it meets new angles beyond "
             "them.",
@@ -98,29 +98,29 @@ def _embedding_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[P
     """Yield figures of what is added to the embeddings: all of it, some rows and columns, and
     cosines."""
     limit = encoding.claims.max_positions
-    count = NUM_SHOWN_POSITIONS if limit is None else min(NUM_SHOWN_POSITIONS, limit)
-    x = torch.zeros(1, count, sheet.shape.embed_dim)
-    table = encoding.embed(x, diagonal_positions(encoding, torch.arange(count)))[0].numpy()
+    num_positions = NUM_SHOWN_POSITIONS if limit is None else min(NUM_SHOWN_POSITIONS, limit)
+    x = torch.zeros(1, num_positions, sheet.shape.embed_dim)
+    table = encoding.embed(x, diagonal_positions(encoding, torch.arange(num_positions)))[0].numpy()
     yield Plot(
         charts.heat_map_chart(table, "dimension", "position, tokens", "value added"),
         "What is added to the embeddings.",
         name=f"{sheet.name}-added",
     )
     width = table.shape[1]
-    picked = sorted({0, width // 4, width // 2, width - 1})
+    channels_picked = sorted({0, width // 4, width // 2, width - 1})
     yield Plot(
-        charts.lines_chart(table, picked, "position, tokens", "dimension"),
+        charts.lines_chart(table, channels_picked, "position, tokens", "dimension"),
         "Single dimensions over positions.",
         name=f"{sheet.name}-dimensions",
     )
-    rows_picked = sorted({0, 1, count // 2})
+    rows_picked = sorted({0, 1, num_positions // 2})
     yield Plot(
         charts.lines_chart(table.T[:_NUM_DRAWN_DIMENSIONS], rows_picked, "dimension", "position"),
         "Single positions over the first dimensions.",
         name=f"{sheet.name}-positions",
     )
-    unit = torch.nn.functional.normalize(torch.from_numpy(table), dim=-1)
-    cosines = (unit @ unit.T).numpy()
+    unit_rows = torch.nn.functional.normalize(torch.from_numpy(table), dim=-1)
+    cosines = (unit_rows @ unit_rows.T).numpy()
     yield Plot(
         charts.heat_map_chart(cosines, "position, tokens", "position, tokens", "cosine"),
         "Similarity of positions: the cosine of what is added at each, 1 where they are the same.",
@@ -134,11 +134,11 @@ def _rotation_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Pl
 
     encoding: one with wavelengths. sheet: its measurements, for the names of the figures.
     """
-    angles = precision.exact_frequencies_of(encoding)
-    assert angles is not None  # as the encoding has wavelengths
+    frequencies = precision.exact_frequencies_of(encoding)
+    assert frequencies is not None  # as the encoding has wavelengths
     steps = torch.arange(NUM_SHOWN_POSITIONS)
-    positions = steps[:, None].expand(-1, 1 + max(angles.axes)) if angles.axes else steps
-    cos, _ = angles.cos_sin(positions)
+    positions = steps[:, None].expand(-1, 1 + max(frequencies.axes)) if frequencies.axes else steps
+    cos, _ = frequencies.cos_sin(positions)
     yield Plot(
         charts.heat_map_chart(
             cos.numpy(), "frequency pair", "position, tokens", "cosine of the angle"
@@ -146,7 +146,7 @@ def _rotation_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Pl
         "Angle of each pair of channels by position.",
         name=f"{sheet.name}-turns",
     )
-    degrees_per_step = float(angles.inv_freq[0]) * 180 / torch.pi
+    degrees_per_step = float(frequencies.inv_freq[0]) * 180 / torch.pi
     yield Plot(
         charts.rotation_chart(degrees_per_step, _NUM_ROTATION_STEPS),
         "The fastest pair of channels: where it points at tokens 0 to 5, "
@@ -160,17 +160,17 @@ def _bias_plots(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
     buckets."""
     distances = sheet.decay.distances
     values = encoding.bias(torch.tensor(distances)).numpy()
-    untrained = " Drawn as it starts, before any training." if sheet.parameters else ""
+    untrained_note = " Drawn as it starts, before any training." if sheet.parameters else ""
     yield Plot(
         charts.bias_chart(values, distances),
-        f"The bias of each head by distance: what is added to the score.{untrained}",
+        f"The bias of each head by distance: what is added to the score.{untrained_note}",
         name=f"{sheet.name}-bias",
     )
     positions = torch.arange(_MATRIX_SIZE)
     matrix = encoding(positions, positions)[0].numpy()
     yield Plot(
         charts.heat_map_chart(matrix, "key position", "query position", "bias, logits"),
-        f"The bias matrix of head 0, before the mask.{untrained}",
+        f"The bias matrix of head 0, before the mask.{untrained_note}",
         name=f"{sheet.name}-matrix",
     )
     if isinstance(encoding, ALiBi):
@@ -182,10 +182,12 @@ def _bias_plots(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
         )
     if isinstance(encoding, T5Bias):
         bucket_distances = torch.arange(_NUM_BUCKET_DISTANCES)
-        past = encoding.bucket(bucket_distances).tolist()
-        future = encoding.bucket(-bucket_distances).tolist() if encoding.bidirectional else None
+        past_buckets = encoding.bucket(bucket_distances).tolist()
+        future_buckets = (
+            encoding.bucket(-bucket_distances).tolist() if encoding.bidirectional else None
+        )
         yield Plot(
-            charts.bucket_chart(past, future),
+            charts.bucket_chart(past_buckets, future_buckets),
             "The bucket of each distance: distances in one bucket share one learned number.",
             name=f"{sheet.name}-buckets",
         )

@@ -237,30 +237,32 @@ def new_angles(sheet: SpecSheet, encoding: PositionEncoding) -> NewAngles | None
     """
     if not _rotates_along_one_axis(sheet, encoding):
         return None
-    trained = sheet.shape.train_length
+    train_length = sheet.shape.train_length
     waves = [math.inf if wave is None else wave for wave in sheet.wavelengths]  # None: no rotation
     first_positions = []
     for wave, unscaled in zip(waves, _unscaled_wavelengths(waves, sheet.shape), strict=True):
-        # Training showed `trained` / `unscaled` turns; scaled, they take this many tokens.
-        if unscaled > trained and wave < math.inf:
-            first_positions.append(max(trained, round(trained * wave / unscaled)))
+        # Training showed `train_length` / `unscaled` turns; scaled, they take this many tokens.
+        if unscaled > train_length and wave < math.inf:
+            first_positions.append(max(train_length, round(train_length * wave / unscaled)))
     if not first_positions:
         return None
-    first = min(first_positions)
-    return NewAngles(first, sum(position < 2 * first for position in first_positions))
+    first_position = min(first_positions)
+    return NewAngles(
+        first_position, sum(position < 2 * first_position for position in first_positions)
+    )
 
 
 def _unscaled_wavelengths(waves: list[float], shape: ModelShape) -> list[float]:
     """Return the wavelengths before their scaling: those of plain RoPE if there are as many and
     none of `waves` is shorter than RoPE's; else `waves`."""
-    of_rope = plain_wavelengths(shape)
+    rope_wavelengths = plain_wavelengths(shape)
     # Of some of the channels, or of another base, nothing is known to be stretched.
-    if len(of_rope) != len(waves):
+    if len(rope_wavelengths) != len(waves):
         return waves
     # Shorter by less than a thousandth counts as equal: chosen, not derived.
-    if any(wave < 0.999 * unscaled for wave, unscaled in zip(waves, of_rope, strict=True)):
+    if any(wave < 0.999 * unscaled for wave, unscaled in zip(waves, rope_wavelengths, strict=True)):
         return waves
-    return of_rope
+    return rope_wavelengths
 
 
 def plain_wavelengths(shape: ModelShape) -> list[float]:
@@ -275,14 +277,23 @@ def answer_in_words(judgement: Judgement) -> str:
     """Return sentences: what the encoding does with near and far keys, what it costs, and where it
     stops working."""
     sheet = judgement.sheet
-    before = "Before any training, which may change this, " if judgement.is_untrained else ""
-    near_and_far = near_and_far_in_words(judgement.near_and_far)
-    limits = limits_in_words(judgement.limits, sheet)
-    ends = limits.capitalize() if limits.startswith("nothing") else f"Where it ends: {limits}"
-    note = first_layer_note(judgement)
-    layers = f" {note}" if note else ""
-    cost = cost_in_words(judgement)
-    return f"{before}{sheet.name} {near_and_far}. It costs {cost}. {ends}.{layers}"
+    untrained_clause = (
+        "Before any training, which may change this, " if judgement.is_untrained else ""
+    )
+    distance_sentence = near_and_far_in_words(judgement.near_and_far)
+    limits_clause = limits_in_words(judgement.limits, sheet)
+    ends = (
+        limits_clause.capitalize()
+        if limits_clause.startswith("nothing")
+        else f"Where it ends: {limits_clause}"
+    )
+    layer_note = first_layer_note(judgement)
+    layer_sentence = f" {layer_note}" if layer_note else ""
+    cost_clause = cost_in_words(judgement)
+    return (
+        f"{untrained_clause}{sheet.name} {distance_sentence}. It costs {cost_clause}. "
+        f"{ends}.{layer_sentence}"
+    )
 
 
 def first_layer_note(judgement: Judgement) -> str:
@@ -298,33 +309,38 @@ def near_and_far_in_words(near_and_far: NearAndFar | None) -> str:
     the query and of an unrelated one."""
     if near_and_far is None:
         return "sees a single token"
-    ends = ""
+    end_clause = ""
     if near_and_far.last_visible_distance is not None:
-        ends = f", and sees nothing beyond {near_and_far.last_visible_distance:,} tokens"
+        end_clause = f", and sees nothing beyond {near_and_far.last_visible_distance:,} tokens"
     near, far = near_and_far.near, near_and_far.far
     fall = near.equal - far.equal
     heavier, lighter = (near, far) if fall > 0 else (far, near)
-    ratio = _weight_ratio_in_words(abs(fall))
-    more = f"{ratio} as much weight at distance {heavier.distance:,} as at {lighter.distance:,}"
-    tokens = f"{near_and_far.favours} tokens"
+    ratio_words = _weight_ratio_in_words(abs(fall))
+    weight_clause = (
+        f"{ratio_words} as much weight at distance {heavier.distance:,} as at {lighter.distance:,}"
+    )
+    favoured_tokens = f"{near_and_far.favours} tokens"
     match near_and_far.favours:
         case "nothing" if near_and_far.by_content:
-            return f"{_BY_CONTENT_CLAUSE} all get the same weight{ends}"
+            return f"{_BY_CONTENT_CLAUSE} all get the same weight{end_clause}"
         case "nothing":
-            return f"treats near and far alike{ends}"
+            return f"treats near and far alike{end_clause}"
         case "neither":
             return (
                 "favours neither near nor far: a token equal to the query gets weights that differ "
-                f"up to {_weight_ratio_in_words(near_and_far.logit_span)} in between{ends}"
+                f"up to {_weight_ratio_in_words(near_and_far.logit_span)} in between{end_clause}"
             )
     if near_and_far.by_content:
-        return f"{_BY_CONTENT_CLAUSE} it favours {tokens}: {more}{ends}"
+        return f"{_BY_CONTENT_CLAUSE} it favours {favoured_tokens}: {weight_clause}{end_clause}"
     if near_and_far.of_others == "alike":
-        return f"favours {tokens}, whatever their content: one equal to the query gets {more}{ends}"
-    unrelated = "much the same" if near_and_far.of_others == "level" else "less differently"
+        return (
+            f"favours {favoured_tokens}, whatever their content: one equal to the query gets "
+            f"{weight_clause}{end_clause}"
+        )
+    unrelated_words = "much the same" if near_and_far.of_others == "level" else "less differently"
     return (
-        f"favours {tokens} that match the query: they get {more}, while unrelated ones weigh "
-        f"{unrelated} near and far{ends}"
+        f"favours {favoured_tokens} that match the query: they get {weight_clause}, while "
+        f"unrelated ones weigh {unrelated_words} near and far{end_clause}"
     )
 
 
@@ -340,16 +356,16 @@ def cost_in_words(judgement: Judgement) -> str:
     """Return what follows "It costs": the number of parameters, and the time of a layer relative to
     one without an encoding, if the two differ measurably."""
     sheet = judgement.sheet
-    parameters = "no parameters"
+    parameters_clause = "no parameters"
     if sheet.parameters:
-        parameters = (
+        parameters_clause = (
             f"{sheet.parameters:,} parameters{' in every layer' if sheet.per_layer else ''}"
         )
     if not judgement.takes_time:
-        return f"{parameters} and no measurable time"
+        return f"{parameters_clause} and no measurable time"
     low, middle, high = sheet.cost
-    times = f"{middle:.2f} times as long ({low:.2f} to {high:.2f})"
-    return f"{parameters}, and a layer takes {times}"
+    time_clause = f"{middle:.2f} times as long ({low:.2f} to {high:.2f})"
+    return f"{parameters_clause}, and a layer takes {time_clause}"
 
 
 def limits_in_words(limits: Limits, sheet: SpecSheet) -> str:
@@ -372,8 +388,8 @@ def _limit_clauses(limits: Limits, sheet: SpecSheet) -> Iterator[str]:
             f"keep, such as: {limits.failed_checks[0].replace('_', ' ')}"
         )
     if limits.last_position is not None:
-        axis = " on any axis" if limits.num_axes > 1 else ""
-        yield f"it accepts no position beyond {limits.last_position:,}{axis}"
+        axis_clause = " on any axis" if limits.num_axes > 1 else ""
+        yield f"it accepts no position beyond {limits.last_position:,}{axis_clause}"
     if limits.changed_by:
         yield f"its results change {' and '.join(_CAUSES[name] for name in limits.changed_by)}"
     if limits.new_angles is not None:
@@ -393,7 +409,7 @@ def _limit_clauses(limits: Limits, sheet: SpecSheet) -> Iterator[str]:
     if limits.is_blind:
         yield "by itself it does not encode order; a causal mask must"
     elif limits.last_distinct_distance is not None:
-        last_distinct = f"{limits.last_distinct_distance:,}"
-        yield f"beyond {last_distinct} tokens some neighbouring distances look alike to it"
+        distance_in_words = f"{limits.last_distinct_distance:,}"
+        yield f"beyond {distance_in_words} tokens some neighbouring distances look alike to it"
     if limits.is_symmetric:
         yield "by itself it cannot distinguish before from after; a causal mask must"

@@ -164,17 +164,17 @@ def measure_encoding(
     tell("decay")
     decay = scores.decay(layer, shape)  # first: it refuses scores that say nothing
     tell("places and norms")
-    with_noise = add_parameter_noise(copy.deepcopy(layer))  # initial zeros hide effects
-    angles = precision.exact_frequencies_of(layer)
-    waves = [] if angles is None else _wavelengths(angles.inv_freq)
+    noisy_layer = add_parameter_noise(copy.deepcopy(layer))  # initial zeros hide effects
+    frequencies = precision.exact_frequencies_of(layer)
+    waves = [] if frequencies is None else _wavelengths(frequencies.inv_freq)
     measured: dict[str, Any] = {
         "decay": decay,
-        "places": measure_places(with_noise, shape),
-        "norm_ratio": norm_ratio_range(with_noise, shape),
-        "direction": scores.direction(with_noise, shape),
+        "places": measure_places(noisy_layer, shape),
+        "norm_ratio": norm_ratio_range(noisy_layer, shape),
+        "direction": scores.direction(noisy_layer, shape),
     }
     tell("resolution and precision")
-    measured["resolution"] = scores.resolution(with_noise, shape)
+    measured["resolution"] = scores.resolution(noisy_layer, shape)
     measured["precision"] = precision.measure(layer)
     tell("padding, packing, batch and cache")
     measured["differences"] = measure_differences(layer, shape)
@@ -184,9 +184,9 @@ def measure_encoding(
     tell("cost")
     measured["cost"] = relative_forward_time(layer, shape)
     scaling = next((m.scaling for m in layer.modules() if getattr(m, "scaling", None)), None)
-    axis = shape.train_length  # for three axes, too, where text counts along all at once
+    axis_length = shape.train_length  # for three axes, too, where text counts along all at once
     if layer.claims.num_axes == 2:  # the side of a square grid
-        axis = math.isqrt(axis - 1) + 1
+        axis_length = math.isqrt(axis_length - 1) + 1
     return SpecSheet(
         name=name,
         shape=shape,
@@ -194,9 +194,9 @@ def measure_encoding(
         per_layer=encoding.claims.scope == "layer",
         max_positions=encoding.claims.max_positions,
         num_pairs=len(waves),
-        axis_length=axis,
+        axis_length=axis_length,
         scaling=None if scaling is None else str(scaling),
-        unfinished_pairs=[t for t, wave in enumerate(waves) if wave > axis],
+        unfinished_pairs=[t for t, wave in enumerate(waves) if wave > axis_length],
         wavelengths=[wave if wave < math.inf else None for wave in waves],
         **measured,
     )
@@ -217,11 +217,11 @@ def measure_differences(encoding: PositionEncoding, shape: ModelShape) -> dict[s
     layer in float64, relative to the largest output; NaN if a result is NaN."""
     encoding = add_parameter_noise(copy.deepcopy(encoding)).double()
     layer = OneLayerModel(encoding, shape).double().eval()
-    largest = {}
+    largest_gaps = {}
     for name, pairs in CHANGES.items():
         gaps = [_relative_gap(changed, plain) for changed, plain, _ in pairs(layer, shape)]
-        largest[name] = torch.stack(gaps).max().item()  # max() of Python could lose a NaN
-    return largest
+        largest_gaps[name] = torch.stack(gaps).max().item()  # max() of Python could lose a NaN
+    return largest_gaps
 
 
 def _relative_gap(a: Tensor, b: Tensor) -> Tensor:
@@ -240,10 +240,10 @@ def measure_places(encoding: PositionEncoding, shape: ModelShape) -> list[int]:
         if encoding.claims.max_positions is not None
         else [0, _FAR_OFFSET_IN_LENGTHS * shape.train_length]
     )
-    acting: set[int] = set()
+    acting_places: set[int] = set()
     for offset in offsets:
-        acting |= _places_acting_from(encoding, shape, offset)
-    return sorted(acting)
+        acting_places |= _places_acting_from(encoding, shape, offset)
+    return sorted(acting_places)
 
 
 def _places_acting_from(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[int]:
@@ -257,31 +257,31 @@ def _places_acting_from(encoding: PositionEncoding, shape: ModelShape, offset: i
     k = split_heads(
         random_embeddings(length, shape=shape, seed=3), shape
     )  # keys unlike the queries
-    acting = set()
+    acting_places = set()
     embedded = encoding.embed(x, positions)
     if not _equal_to_rounding(embedded, x):
-        acting.add(EMBEDDINGS)
+        acting_places.add(EMBEDDINGS)
     encoding = encoding.for_layer(0)
-    axes = encoding.claims.num_axes
+    num_axes = encoding.claims.num_axes
     state = encoding.state(x, positions)
-    q_side = Tokens(q, positions, state, axes)
-    k_side = Tokens(k, positions, state, axes)
+    q_side = Tokens(q, positions, state, num_axes)
+    k_side = Tokens(k, positions, state, num_axes)
     new_q, new_k = encoding.transform(q_side, k_side)
     if (
         not (_equal_to_rounding(new_q, q) and _equal_to_rounding(new_k, k))
         or len(encoding.passes(positions, positions)) > 1
     ):
-        acting.add(QUERIES_KEYS)
+        acting_places.add(QUERIES_KEYS)
     new_values = encoding.transform_values(k_side)
     if not (
         _equal_to_rounding(new_values, k)
         and _equal_to_rounding(encoding.transform_output(q_side), q)
     ):
-        acting.add(VALUES)
+        acting_places.add(VALUES)
     term = encoding.term(q_side, k_side)
     if term is not None:
-        acting |= _places_of_term(term.prepare_blocks(length, False), q, k)
-    return acting
+        acting_places |= _places_of_term(term.prepare_blocks(length, False), q, k)
+    return acting_places
 
 
 def _places_of_term(term: Term, q: Tensor, k: Tensor) -> set[int]:
@@ -290,16 +290,16 @@ def _places_of_term(term: Term, q: Tensor, k: Tensor) -> set[int]:
 
     q, k: (batch, heads, len, head_dim); k also serves as values.
     """
-    acting = set()
+    acting_places = set()
     all_tokens = slice(0, q.shape[-2])
     scores = q @ k.mT
     if not _equal_to_rounding(term.add(scores.clone(), all_tokens, all_tokens, None), scores):
-        acting.add(SCORES)
+        acting_places.add(SCORES)
     if term.sum_values is not None:
         weights = scores.softmax(-1)
         if not _equal_to_rounding(term.sum_values(weights, k, all_tokens, all_tokens), weights @ k):
-            acting.add(VALUES)
-    return acting
+            acting_places.add(VALUES)
+    return acting_places
 
 
 def norm_ratio_range(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, float] | None:
@@ -314,10 +314,10 @@ def norm_ratio_range(encoding: PositionEncoding, shape: ModelShape) -> tuple[flo
     for offset in offsets:
         positions = successive_positions(encoding, length, offset)
         side = Tokens(q, positions, num_axes=encoding.claims.num_axes)
-        pair = encoding.transform(side, side)
-        if all(_equal_to_rounding(t, q) for t in pair):
+        transformed = encoding.transform(side, side)
+        if all(_equal_to_rounding(t, q) for t in transformed):
             continue  # it changes nothing at these positions, so there is no ratio to report
-        ratios += [t.norm(dim=-1) / q.norm(dim=-1) for t in pair]
+        ratios += [t.norm(dim=-1) / q.norm(dim=-1) for t in transformed]
     if not ratios:
         return None
     all_ratios = torch.cat([r.flatten() for r in ratios])
@@ -340,16 +340,16 @@ def compile_outcome(encoding: PositionEncoding, shape: ModelShape) -> str:
 def export_outcome(encoding: PositionEncoding, shape: ModelShape) -> str:
     """Return "yes" if torch.export makes a program for any length, by compiling the code or by
     running it on fake tensors; else why compiling it fails."""
-    longest = possible_length(encoding, _LONGEST_EXPORT)
-    compiled = _try_tracing(
-        encoding, shape, lambda layer, x, at: export_layer(layer, x, at, longest, True)
+    max_length = possible_length(encoding, _LONGEST_EXPORT)
+    compiling_outcome = _try_tracing(
+        encoding, shape, lambda layer, x, at: export_layer(layer, x, at, max_length, True)
     )
-    if compiled == "yes":
+    if compiling_outcome == "yes":
         return "yes"
-    run = _try_tracing(
-        encoding, shape, lambda layer, x, at: export_layer(layer, x, at, longest, False)
+    running_outcome = _try_tracing(
+        encoding, shape, lambda layer, x, at: export_layer(layer, x, at, max_length, False)
     )
-    return run if run == "yes" else compiled
+    return running_outcome if running_outcome == "yes" else compiling_outcome
 
 
 def _try_tracing(encoding: PositionEncoding, shape: ModelShape, trace: Callable[..., Any]) -> str:
@@ -361,7 +361,7 @@ def _try_tracing(encoding: PositionEncoding, shape: ModelShape, trace: Callable[
         possible_length(encoding, _TRACED_TOKENS),
         possible_length(encoding, _CHECKED_TOKENS),
     )
-    short, long = (
+    short_inputs, long_inputs = (
         (random_embeddings(n, shape=shape).float(), successive_positions(encoding, n))
         for n in lengths
     )
@@ -369,7 +369,9 @@ def _try_tracing(encoding: PositionEncoding, shape: ModelShape, trace: Callable[
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
-            is_equal = torch.allclose(trace(layer, *short)(*long), layer(*long), atol=1e-4)
+            is_equal = torch.allclose(
+                trace(layer, *short_inputs)(*long_inputs), layer(*long_inputs), atol=1e-4
+            )
             return "yes" if is_equal else "no: another result"
         except Exception as error:  # the tracers have classes of their own for what they lack
             return f"no: {type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"

@@ -60,38 +60,44 @@ def measure(encoding: PositionEncoding) -> Precision | None:
         else encoding.claims.max_positions - 1
     )
     positions = positions_to_test(limit)
-    exact = exact_angles(frequencies.inv_freq, positions)
+    true_angles = exact_angles(frequencies.inv_freq, positions)
     cos, sin = _cos_sin(frequencies, positions)
     angles_in_use = torch.atan2(sin, cos).double()
-    plain = {
+    last_exact_plain = {
         name: _last_exact_position(
             positions,
-            angle_between(_plain_angles(frequencies.inv_freq, positions, dtype).double(), exact),
+            angle_between(
+                _plain_angles(frequencies.inv_freq, positions, dtype).double(), true_angles
+            ),
         )
         for name, dtype in DTYPES.items()
     }
     starts = [2**i for i in range(limit.bit_length()) if 2**i + NUM_NEIGHBOURS <= limit]
-    after = [torch.arange(start, start + NUM_NEIGHBOURS + 1) for start in starts]
-    apart = {
+    neighbourhoods = [torch.arange(start, start + NUM_NEIGHBOURS + 1) for start in starts]
+    distinct_fractions = {
         "as used": [
-            _fraction_of_distinct_neighbours(torch.cat(_cos_sin(frequencies, p), -1)) for p in after
+            _fraction_of_distinct_neighbours(torch.cat(_cos_sin(frequencies, p), -1))
+            for p in neighbourhoods
         ]
     }
     for name, dtype in DTYPES.items():
-        apart[f"plain {name}"] = [
+        distinct_fractions[f"plain {name}"] = [
             _fraction_of_distinct_neighbours(_plain_angles(frequencies.inv_freq, p, dtype))
-            for p in after
+            for p in neighbourhoods
         ]
     return Precision(
-        plain, _last_exact_position(positions, angle_between(angles_in_use, exact)), starts, apart
+        last_exact_plain,
+        _last_exact_position(positions, angle_between(angles_in_use, true_angles)),
+        starts,
+        distinct_fractions,
     )
 
 
 def _cos_sin(frequencies: ExactFrequencies, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return cos and sin, (positions, pairs), as the encoding computes them. A position of several
     components gets the same number in each."""
-    by_axis = positions[:, None].expand(-1, 1 + max(frequencies.axes or (0,)))
-    return frequencies.cos_sin(by_axis if frequencies.axes else positions)
+    positions_by_axis = positions[:, None].expand(-1, 1 + max(frequencies.axes or (0,)))
+    return frequencies.cos_sin(positions_by_axis if frequencies.axes else positions)
 
 
 def _fraction_of_distinct_neighbours(rows: Tensor) -> float:

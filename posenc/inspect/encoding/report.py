@@ -129,10 +129,8 @@ def _figure_sections(
     """
     from posenc.inspect.encoding.figures import HEAT_MAP_SUFFIXES, curve_plots, plots_of_encoding
 
-    few_only = (
-        f"For all pictures of what an encoding does inside, name {MAX_OWN_SECTIONS} or fewer."
-    )
-    notes = [] if count <= MAX_OWN_SECTIONS else [few_only]
+    note = f"For all pictures of what an encoding does inside, name {MAX_OWN_SECTIONS} or fewer."
+    notes = [] if count <= MAX_OWN_SECTIONS else [note]
     yield Section(
         _title(encoding_name, "Curves"), [*notes, *curve_plots(sheets, encoding_name)], detail=True
     )
@@ -160,12 +158,17 @@ def answer_table(judgements: Sequence[Judgement]) -> Table:
 def _answer_cells(judgement: Judgement) -> list[str | Cell]:
     """Return the name of an encoding and the parts of its answer, a hybrid's with a note."""
     sheet = judgement.sheet
-    near_and_far = near_and_far_in_words(judgement.near_and_far)
+    distance_sentence = near_and_far_in_words(judgement.near_and_far)
     if judgement.is_untrained:
-        near_and_far = f"before training {near_and_far}"
-    note = first_layer_note(judgement)
-    limits = limits_in_words(judgement.limits, sheet)
-    return [Cell(sheet.name, note), near_and_far, cost_in_words(judgement), limits]
+        distance_sentence = f"before training {distance_sentence}"
+    layer_note = first_layer_note(judgement)
+    limits_clause = limits_in_words(judgement.limits, sheet)
+    return [
+        Cell(sheet.name, layer_note),
+        distance_sentence,
+        cost_in_words(judgement),
+        limits_clause,
+    ]
 
 
 def property_tables(sheets: Sequence[SpecSheet], encoding_name: str = "") -> Iterator[Table]:
@@ -199,18 +202,20 @@ def property_tables(sheets: Sequence[SpecSheet], encoding_name: str = "") -> Ite
 
 def properties_in_words(sheet: SpecSheet) -> dict[str, str]:
     """Return the measured properties of an encoding as texts, by their names in GROUPS."""
-    longest = "no limit"
+    longest_in_words = "no limit"
     if sheet.max_positions is not None:
-        longest = f"{sheet.max_positions - 1:,}"
+        longest_in_words = f"{sheet.max_positions - 1:,}"
     lines = {
         "places": ", ".join(map(str, sheet.places)) or "none",
         "parameters": _parameters_in_words(sheet),
-        "longest position": longest,
+        "longest position": longest_in_words,
     }
     for key, words in _NAMES_OF_INVARIANCES.items():
         gap = sheet.differences[key]
-        off = f"off by {gap:.2g} of the largest output" if math.isfinite(gap) else "it is NaN"
-        lines[words] = "yes" if sheet.holds[key] else f"no: {off}"
+        deviation_in_words = (
+            f"off by {gap:.2g} of the largest output" if math.isfinite(gap) else "it is NaN"
+        )
+        lines[words] = "yes" if sheet.holds[key] else f"no: {deviation_in_words}"
     lines["norm of q, k kept"] = _norm_ratio_in_words(sheet.norm_ratio)
     lines["past and future"] = sheet.direction
     lines |= (
@@ -222,8 +227,8 @@ def properties_in_words(sheet: SpecSheet) -> dict[str, str]:
     lines["compiles"] = sheet.compiles
     lines["exports"] = sheet.exports
     if sheet.contract is not None:
-        failed = ", ".join(check.replace("_", " ") for check in sheet.contract)
-        lines["contract"] = f"fails: {failed}" if failed else "holds"
+        failed_checks = ", ".join(check.replace("_", " ") for check in sheet.contract)
+        lines["contract"] = f"fails: {failed_checks}" if failed_checks else "holds"
     low, middle, high = sheet.cost
     lines["time over none"] = f"{middle:.2f} times ({low:.2f} to {high:.2f})"
     return lines
@@ -233,9 +238,9 @@ def _parameters_in_words(sheet: SpecSheet) -> str:
     """Return the number of trainable parameters, with a warning that they are random."""
     if not sheet.parameters:
         return "0"
-    per_layer = " per layer" if sheet.per_layer else ""
-    untrained = "untrained here: scores are those of its random start"
-    return f"{sheet.parameters:,}{per_layer}, {untrained}"
+    per_layer_clause = " per layer" if sheet.per_layer else ""
+    untrained_note = "untrained here: scores are those of its random start"
+    return f"{sheet.parameters:,}{per_layer_clause}, {untrained_note}"
 
 
 def _norm_ratio_in_words(ratio: tuple[float, float] | None) -> str:
@@ -251,10 +256,12 @@ def _norm_ratio_in_words(ratio: tuple[float, float] | None) -> str:
 def _resolution_lines(sheet: SpecSheet) -> dict[str, str]:
     """Return, by the names of properties, texts about the distances at which neighbouring keys are
     distinguished, one for each dtype."""
-    resolution = sheet.resolution
-    if resolution is None:
+    resolution_by_dtype = sheet.resolution
+    if resolution_by_dtype is None:
         return {"neighbours": "by the tokens between, not by distance"}
-    return {f"neighbours, {dtype}": _resolution_in_words(r) for dtype, r in resolution.items()}
+    return {
+        f"neighbours, {dtype}": _resolution_in_words(r) for dtype, r in resolution_by_dtype.items()
+    }
 
 
 def _resolution_in_words(resolution: Resolution) -> str:
@@ -262,10 +269,10 @@ def _resolution_in_words(resolution: Resolution) -> str:
     to 512", or "never"."""
     if not resolution.any:
         return "never"
-    every = f"all up to {resolution.every:,}"
+    every_in_words = f"all up to {resolution.every:,}"
     if resolution.any <= resolution.every:
-        return every
-    return f"{every}, some up to {resolution.any:,}"
+        return every_in_words
+    return f"{every_in_words}, some up to {resolution.any:,}"
 
 
 def _precision_lines(sheet: SpecSheet) -> dict[str, str]:
@@ -273,8 +280,10 @@ def _precision_lines(sheet: SpecSheet) -> dict[str, str]:
     compute them; {} for an encoding without angles."""
     if sheet.precision is None:
         return {}
-    plain = {f"angles, plain {name}": f"{p:,}" for name, p in sheet.precision.plain.items()}
-    return {"angles, as used": f"{sheet.precision.as_used:,}"} | plain
+    plain_lines = {
+        f"angles, plain {name}": f"{position:,}" for name, position in sheet.precision.plain.items()
+    }
+    return {"angles, as used": f"{sheet.precision.as_used:,}"} | plain_lines
 
 
 def _frequency_lines(sheet: SpecSheet) -> dict[str, str]:
@@ -284,29 +293,33 @@ def _frequency_lines(sheet: SpecSheet) -> dict[str, str]:
     pairs = sheet.unfinished_pairs
     if not sheet.num_pairs:
         return {label: "no frequencies"}
-    which = f": {ranges(pairs)}" if pairs else ""
-    axis = sheet.axis_length
-    grid = f", on an axis of {axis}" if axis != sheet.shape.train_length else ""
-    stretched = {} if sheet.scaling is None else {"scaling": sheet.scaling}
-    return stretched | {label: f"{len(pairs)} of {sheet.num_pairs}{which}{grid}"}
+    pairs_in_words = f": {ranges(pairs)}" if pairs else ""
+    axis_length = sheet.axis_length
+    axis_clause = (
+        f", on an axis of {axis_length}" if axis_length != sheet.shape.train_length else ""
+    )
+    scaling_line = {} if sheet.scaling is None else {"scaling": sheet.scaling}
+    return scaling_line | {label: f"{len(pairs)} of {sheet.num_pairs}{pairs_in_words}{axis_clause}"}
 
 
 def _score_lines(sheet: SpecSheet) -> dict[str, str]:
     """Return, by the names of properties, the scores at a few distances, of keys equal to the query
     and of unrelated ones."""
     decay = sheet.decay
-    picked = [i for i, d in enumerate(decay.distances) if d in (1, 16, 256, decay.distances[-1])]
+    picked_indices = [
+        i for i, d in enumerate(decay.distances) if d in (1, 16, 256, decay.distances[-1])
+    ]
 
     def line(values: list[float | None]) -> str:
         return ", ".join(
             f"{'hidden' if (v := values[i]) is None else format_number(v)} "
             f"at {decay.distances[i]:,}"
-            for i in picked
+            for i in picked_indices
         )
 
     return {
         "score of equals": line(decay.same),
-        "random, mean": _means_with_errors(decay, picked),
+        "random, mean": _means_with_errors(decay, picked_indices),
         "random, 5 %": line(decay.low),
         "random, 95 %": line(decay.high),
     }
@@ -315,19 +328,19 @@ def _score_lines(sheet: SpecSheet) -> dict[str, str]:
 def _means_with_errors(decay: Decay, picked: Sequence[int]) -> str:
     """Return the mean scores at the distances of these indices, with their standard errors where
     these are more than rounding."""
-    words = []
+    texts = []
     for i in picked:
         mean = decay.mean[i]
         error = decay.mean_error[i]
         if mean is None or error is None:
-            words.append(f"hidden at {decay.distances[i]:,}")
+            texts.append(f"hidden at {decay.distances[i]:,}")
         elif error <= 1e-3 * abs(mean):  # less than the three digits shown
-            words.append(f"{format_number(mean)} at {decay.distances[i]:,}")
+            texts.append(f"{format_number(mean)} at {decay.distances[i]:,}")
         elif error < 1e-9:  # sums in float64 that cancel
-            words.append(f"0 at {decay.distances[i]:,}")
+            texts.append(f"0 at {decay.distances[i]:,}")
         else:
-            words.append(f"{format_number(mean)} ± {error:.1g} at {decay.distances[i]:,}")
-    return ", ".join(words)
+            texts.append(f"{format_number(mean)} ± {error:.1g} at {decay.distances[i]:,}")
+    return ", ".join(texts)
 
 
 def ranges(numbers: Sequence[int]) -> str:

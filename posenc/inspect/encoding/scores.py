@@ -58,9 +58,9 @@ def decay_bytes(encoding: PositionEncoding, shape: ModelShape) -> int:
     """
     if not encoding.claims.permutation_invariant:
         return 0
-    steps = len(_distances(_last_position(encoding, shape)))
+    num_distances = len(_distances(_last_position(encoding, shape)))
     # Three tensors of 8 bytes a number, for four choices of signs.
-    return 3 * 8 * 4 * NUM_PAIRS * shape.num_heads * steps**2
+    return 3 * 8 * 4 * NUM_PAIRS * shape.num_heads * num_distances**2
 
 
 def _distances(last: int) -> list[int]:
@@ -77,28 +77,38 @@ def decay(encoding: PositionEncoding, shape: ModelShape, num_pairs: int = NUM_PA
 
     Raises: ValueError for scores of NaN or +inf, from which a softmax makes NaN.
     """
-    exact = copy.deepcopy(encoding).double()
-    last = _last_position(encoding, shape)
-    distances = _distances(last)
+    exact_encoding = copy.deepcopy(encoding).double()
+    last_position = _last_position(encoding, shape)
+    distances = _distances(last_position)
     if encoding.claims.permutation_invariant:
-        count = num_pairs
-        random, same = _scores_of_pairs(exact, shape, last, num_pairs)
+        num_samples = num_pairs
+        random_scores, same_scores = _scores_of_pairs(
+            exact_encoding, shape, last_position, num_pairs
+        )
     else:
-        count = max(2, min(num_pairs, _MAX_TEXT_TOKENS // (last + 1)))
-        random, same = _scores_in_texts(exact, shape, last, count)
-    flat = random.flatten(0, 1)
-    if (wrong := flat.isnan() | (flat == torch.inf)).any():
-        first = distances[int(wrong.any(0).nonzero()[0])]
+        num_samples = max(2, min(num_pairs, _MAX_TEXT_TOKENS // (last_position + 1)))
+        random_scores, same_scores = _scores_in_texts(
+            exact_encoding, shape, last_position, num_samples
+        )
+    flat_scores = random_scores.flatten(0, 1)
+    if (is_wrong := flat_scores.isnan() | (flat_scores == torch.inf)).any():
+        first_distance = distances[int(is_wrong.any(0).nonzero()[0])]
         class_name = type(encoding).__name__
         raise ValueError(
-            f"{class_name}: the score of a key {first:,} tokens away is NaN or infinite, so that "
-            "no measurement would mean anything."
+            f"{class_name}: the score of a key {first_distance:,} tokens away is NaN or infinite, "
+            "so that no measurement would mean anything."
         )
-    cuts = torch.tensor([0.05, 0.95], dtype=flat.dtype)
-    visible = flat.isfinite().all(0)  # NaN for a column with an infinite score
-    low, high = flat.masked_fill(~visible, torch.nan).quantile(cuts, dim=0)
-    same_mean = same.flatten(0, 1).mean(0)
-    statistics = (flat.mean(0), low, high, same_mean, _standard_error(random, count))
+    quantiles = torch.tensor([0.05, 0.95], dtype=flat_scores.dtype)
+    is_visible = flat_scores.isfinite().all(0)  # NaN for a column with an infinite score
+    low, high = flat_scores.masked_fill(~is_visible, torch.nan).quantile(quantiles, dim=0)
+    same_mean = same_scores.flatten(0, 1).mean(0)
+    statistics = (
+        flat_scores.mean(0),
+        low,
+        high,
+        same_mean,
+        _standard_error(random_scores, num_samples),
+    )
     return Decay(distances, *map(_rounded_or_none, statistics))
 
 
@@ -111,34 +121,35 @@ def _last_position(encoding: PositionEncoding, shape: ModelShape) -> int:
 
 
 def _scores_of_pairs(
-    encoding: PositionEncoding, shape: ModelShape, last: int, num_pairs: int
+    encoding: PositionEncoding, shape: ModelShape, last_position: int, num_pairs: int
 ) -> tuple[Tensor, Tensor]:
     """Return the scores of independent vectors, for each choice of their signs, and those of equal
     vectors: (4 * pairs, num_heads, distances) and (pairs, num_heads, distances)."""
     x, y = random_embeddings(2 * num_pairs, shape=shape)[0].split(num_pairs)
     queries = torch.cat([x, x, -x, -x])
     keys = torch.cat([y, -y, y, -y])
-    near = last - torch.tensor(_distances(last))
-    far = torch.full_like(near, last)
-    random = pair_scores(encoding, shape, queries, keys, far, near)
-    return random, pair_scores(encoding, shape, x, x, far, near)
+    key_positions = last_position - torch.tensor(_distances(last_position))
+    query_positions = torch.full_like(key_positions, last_position)
+    random_scores = pair_scores(encoding, shape, queries, keys, query_positions, key_positions)
+    return random_scores, pair_scores(encoding, shape, x, x, query_positions, key_positions)
 
 
 def _scores_in_texts(
-    encoding: PositionEncoding, shape: ModelShape, last: int, count: int
+    encoding: PositionEncoding, shape: ModelShape, last_position: int, num_texts: int
 ) -> tuple[Tensor, Tensor]:
-    """Return scores of a method that reads the tokens between: of the last token of `count` random
-    texts, for two signs of its query, (2 * count, num_heads, distances); and of the last token of
-    texts of equal tokens, (count, num_heads, distances)."""
-    x = random_embeddings(last + 1, shape=shape, batch=count)
+    """Return scores of a method that reads the tokens between: of the last token of `num_texts`
+    random texts, for two signs of its query, (2 * num_texts, num_heads, distances);
+    and of the last token of texts of equal tokens, (num_texts, num_heads, distances)."""
+    x = random_embeddings(last_position + 1, shape=shape, batch=num_texts)
     # Of another seed, or the key at distance 0 is the query itself.
-    queries = random_embeddings(1, shape=shape, batch=count, seed=5)
-    keys = last - torch.tensor(_distances(last))
-    signs = [
-        _scores_of_last_token(encoding, shape, x, sign * queries)[..., keys] for sign in (1, -1)
+    queries = random_embeddings(1, shape=shape, batch=num_texts, seed=5)
+    key_positions = last_position - torch.tensor(_distances(last_position))
+    scores_by_sign = [
+        _scores_of_last_token(encoding, shape, x, sign * queries)[..., key_positions]
+        for sign in (1, -1)
     ]
-    same = _scores_of_last_token(encoding, shape, x[:, -1:].expand_as(x))[..., keys]
-    return torch.cat(signs), same
+    same_scores = _scores_of_last_token(encoding, shape, x[:, -1:].expand_as(x))[..., key_positions]
+    return torch.cat(scores_by_sign), same_scores
 
 
 def _standard_error(scores: Tensor, count: int) -> Tensor:
@@ -169,9 +180,13 @@ def _scores_of_last_token(
         None if query is None else split_heads(encoding.embed(query, positions[-1:]), shape)
     )
     encoding = encoding.for_layer(0)
-    last = len(positions) - 1
+    last_position = len(positions) - 1
     keys = Tokens(q, positions, state, encoding.claims.num_axes)
-    query_side = keys[last:] if query_vectors is None else keys[last:].with_vectors(query_vectors)
+    query_side = (
+        keys[last_position:]
+        if query_vectors is None
+        else keys[last_position:].with_vectors(query_vectors)
+    )
     new_q, new_k = encoding.transform(query_side, keys)
     term = encoding.term(query_side, keys)
     scale = encoding.scale(q.shape[-1])
@@ -226,23 +241,28 @@ def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resol
 
     def change(dtype: torch.dtype) -> Tensor:
         """Return how scores change to the next distance, (pairs, num_heads, distances)."""
-        used = copy.deepcopy(encoding).to(dtype)
+        cast_encoding = copy.deepcopy(encoding).to(dtype)
         a, b = x.bfloat16().to(dtype), y.bfloat16().to(dtype)  # the same numbers in every dtype
-        near, far = (pair_scores(used, shape, a, b, q, origin) for q in (steps, steps + 1))
+        near, far = (
+            pair_scores(cast_encoding, shape, a, b, query_positions, origin)
+            for query_positions in (steps, steps + 1)
+        )
         return (far - near).double()
 
     encoding = copy.deepcopy(encoding)  # with the same parameters in every dtype
     encoding.load_state_dict(copy.deepcopy(encoding).to(torch.bfloat16).state_dict())
-    exact = change(torch.float64)
+    exact_change = change(torch.float64)
     resolutions = {}
     for name, dtype in DTYPES.items():
-        right = (change(dtype) - exact).abs() < exact.abs() / 2
+        is_right = (change(dtype) - exact_change).abs() < exact_change.abs() / 2
         # A change of 1e-12 logits is rounding of float64 itself.
-        distinct = ((right & (exact.abs() > 1e-12)).double().mean(0).amax(0) >= 0.5).tolist()
-        before_first_lost = itertools.takewhile(bool, distinct)
+        is_distinct = (
+            (is_right & (exact_change.abs() > 1e-12)).double().mean(0).amax(0) >= 0.5
+        ).tolist()
+        before_first_lost = itertools.takewhile(bool, is_distinct)
         resolutions[name] = Resolution(
             every=max(itertools.compress(distances, before_first_lost), default=0),
-            any=max(itertools.compress(distances, distinct), default=0),
+            any=max(itertools.compress(distances, is_distinct), default=0),
         )
     return resolutions
 
@@ -265,18 +285,22 @@ def _tested_distances(encoding: PositionEncoding) -> list[int]:
 def direction(encoding: PositionEncoding, shape: ModelShape) -> str:
     """Return "symmetric" if exchanging the positions of query and key changes no score, "blind" if
     no position changes a score, else "directed"."""
-    exact = copy.deepcopy(encoding).double()
+    exact_encoding = copy.deepcopy(encoding).double()
     if not encoding.claims.permutation_invariant:
         return "directed"  # the tokens between are read only for the past
-    limit = min(_NUM_DIRECTION_POSITIONS, encoding.claims.max_positions or _NUM_DIRECTION_POSITIONS)
-    steps = torch.arange(limit)
+    num_positions = min(
+        _NUM_DIRECTION_POSITIONS, encoding.claims.max_positions or _NUM_DIRECTION_POSITIONS
+    )
+    steps = torch.arange(num_positions)
     origin = torch.zeros_like(steps)
     x, y = random_embeddings(2 * _NUM_RESOLUTION_PAIRS, shape=shape)[0].split(_NUM_RESOLUTION_PAIRS)
-    past = pair_scores(exact, shape, x, y, steps, origin)
-    future = pair_scores(exact, shape, x, y, origin, steps)
-    if _are_equal_scores(past, past[..., :1].expand_as(past)) and _are_equal_scores(past, future):
+    past_scores = pair_scores(exact_encoding, shape, x, y, steps, origin)
+    future_scores = pair_scores(exact_encoding, shape, x, y, origin, steps)
+    if _are_equal_scores(
+        past_scores, past_scores[..., :1].expand_as(past_scores)
+    ) and _are_equal_scores(past_scores, future_scores):
         return "blind"
-    return "symmetric" if _are_equal_scores(past, future) else "directed"
+    return "symmetric" if _are_equal_scores(past_scores, future_scores) else "directed"
 
 
 def _are_equal_scores(a: Tensor, b: Tensor) -> bool:

@@ -79,8 +79,8 @@ class Inputs:
     @property
     def batch(self) -> int:
         """Return the number of rows: those of `starts`, or without it those of `positions`."""
-        rows = 1 if self.positions.ndim == 1 else self.positions.shape[0]
-        return rows if self.starts is None else len(self.starts)
+        num_rows = 1 if self.positions.ndim == 1 else self.positions.shape[0]
+        return num_rows if self.starts is None else len(self.starts)
 
     def argument_value(self, word: str, content_shape: str, flat_positions: bool) -> Any:
         """Return the value of the argument that a word stands for: "n" -> 24, the number of tokens.
@@ -237,8 +237,8 @@ def possible_forms(module: nn.Module, returns: str) -> Iterator[CallForm]:
     Raises: UnknownArguments if no call has as many.
     """
     parameters = inspect.signature(module.forward).parameters.values()
-    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    required = [p for p in named if p.default is p.empty]
+    named_parameters = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    required = [p for p in named_parameters if p.default is p.empty]
     names = tuple(p.name for p in required)
     positional: tuple[str, ...] = ()
     keyword: tuple[str, ...] = ()
@@ -246,11 +246,13 @@ def possible_forms(module: nn.Module, returns: str) -> Iterator[CallForm]:
         keyword = names
     else:
         positional = _words_in_order(required, returns)
-    optional = {p.name for p in named if p.default is not p.empty}
+    optional = {p.name for p in named_parameters if p.default is not p.empty}
     keyword += tuple(word for word in ("positions", "dtype") if word in optional)
     can_count_positions = "positions" in optional or "positions" not in (*positional, *keyword)
-    flats = (True, False) if "positions" in (*positional, *keyword) else (True,)
-    for content_shape, flat_positions in product(_CONTENT_SHAPES.get(returns, ("bnw",)), flats):
+    flat_options = (True, False) if "positions" in (*positional, *keyword) else (True,)
+    for content_shape, flat_positions in product(
+        _CONTENT_SHAPES.get(returns, ("bnw",)), flat_options
+    ):
         yield CallForm(
             positional,
             keyword,
@@ -266,11 +268,11 @@ def _words_in_order(required: list[inspect.Parameter], returns: str) -> tuple[st
 
     Raises: UnknownArguments if there is none, or if an argument cannot be given by place.
     """
-    by_place = not any(p.kind is p.KEYWORD_ONLY for p in required)
+    can_be_positional = not any(p.kind is p.KEYWORD_ONLY for p in required)
     for words in CALLS_BY_RETURN[returns]:
-        if len(words) == len(required) and by_place:
+        if len(words) == len(required) and can_be_positional:
             return words
-    takes = ", ".join(p.name for p in required)
+    names_of_required = ", ".join(p.name for p in required)
     raise UnknownArguments(
-        f"it takes ({takes}), and --as {returns} calls {calls_in_words(returns)}"
+        f"it takes ({names_of_required}), and --as {returns} calls {calls_in_words(returns)}"
     )

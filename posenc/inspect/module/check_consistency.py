@@ -40,45 +40,62 @@ def judge_repeated_calls(subject: Subject) -> CheckResult:
     must give what a fresh module gives."""
     float32 = torch.float32
     bfloat16 = torch.bfloat16
-    whole = torch.arange(subject.length)
-    first = whole[: min(_LONGER_LENGTH, max(_SHORTEST_LENGTH, subject.length // 2))]
-    later = first + subject.length - len(first)
-    dtypes = [(whole, float32), (first, float32), (whole, bfloat16), (whole, float32)]
-    lengths = [(first, float32), (whole, float32), (first, float32)]
-    places = [(first, float32), (later, float32), (first, float32)]
+    all_positions = torch.arange(subject.length)
+    first_positions = all_positions[
+        : min(_LONGER_LENGTH, max(_SHORTEST_LENGTH, subject.length // 2))
+    ]
+    later_positions = first_positions + subject.length - len(first_positions)
+    calls_of_dtypes = [
+        (all_positions, float32),
+        (first_positions, float32),
+        (all_positions, bfloat16),
+        (all_positions, float32),
+    ]
+    calls_of_lengths = [
+        (first_positions, float32),
+        (all_positions, float32),
+        (first_positions, float32),
+    ]
+    calls_of_places = [
+        (first_positions, float32),
+        (later_positions, float32),
+        (first_positions, float32),
+    ]
     differences = []
     # Also without the first two calls, so that a module sees bfloat16 first.
-    for calls in (dtypes, dtypes[2:], lengths, places):
-        used = subject.make_copy()
+    for calls in (calls_of_dtypes, calls_of_dtypes[2:], calls_of_lengths, calls_of_places):
+        used_module = subject.make_copy()
         for positions, dtype in calls:
-            differences += _differences_from_fresh(subject, used, positions, dtype)
+            differences += _differences_from_fresh(subject, used_module, positions, dtype)
     return not differences, "; ".join(dict.fromkeys(differences)) or "all calls as if fresh"
 
 
 def _differences_from_fresh(
-    subject: Subject, used: nn.Module, positions: Tensor, dtype: torch.dtype
+    subject: Subject, used_module: nn.Module, positions: Tensor, dtype: torch.dtype
 ) -> list[str]:
-    """Return how a call of `used`, which was called before, differs from one of a fresh module: one
-    line of text, or an empty list if it does not."""
+    """Return how a call of `used_module`, which was called before, differs from one of a fresh
+    module: one line of text, or an empty list if it does not."""
     inputs = subject.make_inputs(positions, dtype=dtype)
-    name = str(dtype).removeprefix("torch.")
-    call = f"{len(positions):,} tokens" + (f" from {positions[0]:,} on" if positions[0] else "")
+    dtype_name = str(dtype).removeprefix("torch.")
+    call_in_words = f"{len(positions):,} tokens" + (
+        f" from {positions[0]:,} on" if positions[0] else ""
+    )
     try:
         expected = floating_tensors(subject.form.call(subject.make_copy(), inputs))
     except Exception:  # what a fresh module refuses as well says nothing about history
         return []
     try:
-        actual = floating_tensors(subject.form.call(used, inputs))
+        actual = floating_tensors(subject.form.call(used_module, inputs))
     except Exception as failed:
-        return [f"{call} in {name} after others: {one_line(failed)}"]
+        return [f"{call_in_words} in {dtype_name} after others: {one_line(failed)}"]
     for a, b in zip(actual, expected, strict=True):
         if a.dtype != b.dtype:
-            return [f"{name} after others returns {a.dtype}, fresh {b.dtype}"]
+            return [f"{dtype_name} after others returns {a.dtype}, fresh {b.dtype}"]
         if a.shape != b.shape:
-            return [f"{call} after others return {tuple(a.shape)}, fresh {tuple(b.shape)}"]
+            return [f"{call_in_words} after others return {tuple(a.shape)}, fresh {tuple(b.shape)}"]
         if not torch.equal(a, b):
-            off = absolute_difference(a, b).max().item()
-            return [f"{call} in {name} after others are off by {off:.2g}"]
+            difference = absolute_difference(a, b).max().item()
+            return [f"{call_in_words} in {dtype_name} after others are off by {difference:.2g}"]
     return []
 
 
@@ -103,9 +120,13 @@ def judge_growing_length(subject: Subject) -> CheckResult:
     count = min(_SHORT_LENGTH, subject.length)
     if count == subject.length:
         return None, f"does {subject.length} tokens only"
-    long, short = (subject.read_result(subject.make_inputs(n)) for n in (subject.length, count))
+    long_result, short_result = (
+        subject.read_result(subject.make_inputs(n)) for n in (subject.length, count)
+    )
     worst = _largest_difference(
-        subject, _first_positions(subject, long, count), _first_positions(subject, short, count)
+        subject,
+        _first_positions(subject, long_result, count),
+        _first_positions(subject, short_result, count),
     )
     text = f"positions below {count} move by {worst:.2g} at length {subject.length:,}"
     return worst <= _TOLERANCE, text
@@ -180,15 +201,20 @@ def _judge_query_over_cached_keys(subject: Subject, whole: Tensor, count: int) -
     if subject.reader.meaning != "rotated content" or len(subject.reader.axes) != 2:
         return None, "does not return queries and keys"
     # Queries (1, heads, pairs), and keys (count, heads, pairs).
-    single = subject.reader.rotated_sides(alone)
-    both = subject.reader.by_head(whole).unbind(1)
-    expected = both[0][-1:] * both[1].conj()
-    actual = single[0][-1:] * single[1].conj()
-    if actual.shape != expected.shape:
+    single_sides = subject.reader.rotated_sides(alone)
+    whole_sides = subject.reader.by_head(whole).unbind(1)
+    whole_scores = whole_sides[0][-1:] * whole_sides[1].conj()
+    single_scores = single_sides[0][-1:] * single_sides[1].conj()
+    if single_scores.shape != whole_scores.shape:
         return None, "returns other shapes for one query"
-    worst = ((actual - expected).abs().amax(-1) / expected.abs().amax(-1)).max().item()
-    first = both[0][:1] * both[1].conj()
-    if worst > _TOLERANCE and (actual - first).abs().max() <= _TOLERANCE * first.abs().max():
+    worst = (
+        ((single_scores - whole_scores).abs().amax(-1) / whole_scores.abs().amax(-1)).max().item()
+    )
+    first_scores = whole_sides[0][:1] * whole_sides[1].conj()
+    if (
+        worst > _TOLERANCE
+        and (single_scores - first_scores).abs().max() <= _TOLERANCE * first_scores.abs().max()
+    ):
         return None, f"given no positions, it takes one query with {count} keys for the first"
     text = f"scores of one query with {count} keys are off by {worst:.2g} of their size"
     return worst <= _TOLERANCE, text
@@ -204,12 +230,12 @@ def judge_queries_against_keys(subject: Subject) -> CheckResult:
     queries, keys = subject.reader.by_head(
         subject.read_result(subject.make_inputs(subject.length))
     ).unbind(1)
-    off = (queries * keys.conj()).angle().abs()
-    worst = off.max().item()
+    angles = (queries * keys.conj()).angle().abs()
+    worst = angles.max().item()
     text = f"apart by {worst:.2g} rad at the same position"
     if not worst <= _TOLERANCE:
-        first = int((~(off <= _TOLERANCE)).flatten(1).any(-1).nonzero()[0])
-        text += f"{worst_head_in_words(off)}, from position {first:,} on"
+        first_wrong = int((~(angles <= _TOLERANCE)).flatten(1).any(-1).nonzero()[0])
+        text += f"{worst_head_in_words(angles)}, from position {first_wrong:,} on"
     return worst <= _TOLERANCE, text
 
 
@@ -218,50 +244,57 @@ def judge_batch_rows(subject: Subject) -> CheckResult:
     far ones."""
     if not subject.form.takes_positions:
         return None, "takes no positions"
-    near = torch.arange(min(_SHORT_LENGTH, subject.length))
+    near_positions = torch.arange(min(_SHORT_LENGTH, subject.length))
     # Eight times the length: chosen, not derived.
-    last = (
+    last_position = (
         (subject.stated_positions or subject.length * 8)
         if subject.refusal is None
         else subject.length
     )
-    far = near + max(0, max(last, subject.length) - len(near))
-    single = subject.read_result(subject.make_inputs(near))
+    far_positions = near_positions + max(
+        0, max(last_position, subject.length) - len(near_positions)
+    )
+    result_alone = subject.read_result(subject.make_inputs(near_positions))
     try:
         # Three rows: two would be taken for the two heads by a module that knows no batch. The
         # first is a far one, because some modules take its positions for all.
-        both = subject.read_result(subject.make_inputs(torch.stack([far, near, far])), row=1)
+        result_in_batch = subject.read_result(
+            subject.make_inputs(torch.stack([far_positions, near_positions, far_positions])), row=1
+        )
     except Exception as failed:
         return None, f"takes no batch of positions: {one_line(failed)}"
-    if both.shape != single.shape:
+    if result_in_batch.shape != result_alone.shape:
         return None, "takes no batch of positions"
-    worst = _largest_difference(subject, both, single)
-    return worst <= _TOLERANCE, f"next to positions from {far[0]:,} on a row changes by {worst:.2g}"
+    worst = _largest_difference(subject, result_in_batch, result_alone)
+    return (
+        worst <= _TOLERANCE,
+        f"next to positions from {far_positions[0]:,} on a row changes by {worst:.2g}",
+    )
 
 
 def judge_start_arguments(subject: Subject) -> CheckResult:
     """Check that the module's arguments for where a row starts move its positions by the number
     that they give: `offset` is added to all positions, and `starts` is the index of the first token
     after padding."""
-    counting = subject.form.without_positions()
-    if counting is None or subject.reader.kind == "bias":
+    counting_form = subject.form.without_positions()
+    if counting_form is None or subject.reader.kind == "bias":
         return None, "has no argument for where it starts"
-    whole = subject.read_result(subject.make_inputs(_SHORT_LENGTH), form=counting)
-    later: dict[str, dict[str, Any]] = {
+    whole = subject.read_result(subject.make_inputs(_SHORT_LENGTH), form=counting_form)
+    inputs_of_later_start: dict[str, dict[str, Any]] = {
         "offset": {"offset": _LATER_START},
         "starts": {"starts": torch.tensor([0, _LATER_START])},
     }
     results: list[CheckResult] = []
-    for name, inputs in later.items():
-        if name in counting.optional_names:
-            results.append(_judge_later_start(subject, counting, whole, name, inputs))
+    for name, inputs in inputs_of_later_start.items():
+        if name in counting_form.optional_names:
+            results.append(_judge_later_start(subject, counting_form, whole, name, inputs))
     if not results:
         return None, "has no argument for where it starts"
     return all(holds is True for holds, _ in results), "; ".join(text for _, text in results)
 
 
 def _judge_later_start(
-    subject: Subject, counting: CallForm, whole: Tensor, name: str, inputs: dict[str, Any]
+    subject: Subject, counting_form: CallForm, whole: Tensor, name: str, inputs: dict[str, Any]
 ) -> CheckResult:
     """Check that a shorter row that starts later, by the argument `name`, has the results of the
     `whole` row at the same positions.
@@ -271,22 +304,23 @@ def _judge_later_start(
     and those after them, whose positions are 0, 1, ..., are compared with the whole row's
     first results.
 
-    counting: the form in which the module counts positions. inputs: fields of Inputs for `name`.
+    counting_form: the form in which the module counts positions. inputs: fields of Inputs for
+        `name`.
     """
     try:
-        moved = subject.read_result(
-            subject.make_inputs(_SHORT_LENGTH - _LATER_START, **inputs), form=counting, row=-1
+        later_result = subject.read_result(
+            subject.make_inputs(_SHORT_LENGTH - _LATER_START, **inputs), form=counting_form, row=-1
         )
     except Exception as failed:
         return False, f"{name}: {one_line(failed)}"
     if name == "offset":
         expected = whole[_LATER_START:]
     elif name == "starts":
-        expected = whole[: len(moved) - _LATER_START]
-        moved = moved[_LATER_START:]
+        expected = whole[: len(later_result) - _LATER_START]
+        later_result = later_result[_LATER_START:]
     else:
         raise AssertionError(f"{name} says nothing of where a row starts")
-    worst = measure_errors(subject.reader.kind, moved, expected).worst
+    worst = measure_errors(subject.reader.kind, later_result, expected).worst
     return worst <= _TOLERANCE, f"{name} = {_LATER_START} is off by {worst:.2g}"
 
 
@@ -295,33 +329,33 @@ def judge_compiled_graphs(subject: Subject) -> CheckResult:
     lengths = [n for n in _COMPILED_LENGTHS if n <= subject.length]
     if len(lengths) < len(_COMPILED_LENGTHS):
         return None, f"does {subject.length} tokens only"
-    graphs = 0
+    num_graphs = 0
 
     def count_graph(module: torch.fx.GraphModule, example: Any) -> Any:
         """Count a graph as a backend of torch.compile, and run it as it is."""
-        nonlocal graphs
-        graphs += 1
+        nonlocal num_graphs
+        num_graphs += 1
         return module.forward
 
-    counts = []
+    new_graphs = []
     module = subject.make_copy()
     torch.compiler.reset()  # graphs of other modules would count for the limit of recompiling
     logger = logging.getLogger("torch._dynamo")
-    level = logger.level
+    log_level = logger.level
     logger.setLevel(logging.ERROR)  # graph breaks of others are no news on stderr
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         compiled = torch.compile(module, backend=count_graph)
         try:
             for length in lengths:
-                before = graphs
+                graphs_before = num_graphs
                 ordered, named = subject.form.arguments(subject.make_inputs(length))
                 compiled(*ordered, **named)
-                counts.append(graphs - before)
+                new_graphs.append(num_graphs - graphs_before)
         except Exception as failed:  # the tracers have classes of their own for what they lack
             return None, f"does not compile: {one_line(failed)}"
         finally:
-            logger.setLevel(level)
+            logger.setLevel(log_level)
             torch.compiler.reset()
-    text = f"{sum(counts)} graphs for {len(lengths)} lengths"
-    return not (counts[-1] and counts[-2]), text
+    text = f"{sum(new_graphs)} graphs for {len(lengths)} lengths"
+    return not (new_graphs[-1] and new_graphs[-2]), text

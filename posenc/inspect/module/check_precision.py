@@ -30,8 +30,8 @@ def judge_distinct_positions(subject: Subject) -> CheckResult:
         return _judge_distinct_rows(subject)
     result = subject.read_result(subject.make_inputs(subject.length))
     counts = [count_distinct("rotation", part) for part in _rotating_parts(subject, result)]
-    distinct, count = min(counts, default=(len(result), len(result)))
-    return distinct == count, f"{distinct:,} of {count:,} positions distinct in float32"
+    num_distinct, count = min(counts, default=(len(result), len(result)))
+    return num_distinct == count, f"{num_distinct:,} of {count:,} positions distinct in float32"
 
 
 def _rotating_parts(subject: Subject, result: Tensor) -> list[Tensor]:
@@ -53,11 +53,11 @@ def _judge_distinct_rows(subject: Subject) -> CheckResult:
     """
     count = min(subject.length, subject.stated_positions or subject.length)
     result = subject.read_result(subject.make_inputs(count))
-    distinct, _ = count_distinct("values", result)
-    is_last = distinct < count and bool((result[distinct:] == result[-1]).all())
-    if is_last and subject.stated_positions is None:
-        return None, f"{distinct:,} of {count:,} rows distinct, the last for all that follow"
-    return distinct == count, f"{distinct:,} of {count:,} rows distinct in float32"
+    num_distinct, _ = count_distinct("values", result)
+    repeats_last = num_distinct < count and bool((result[num_distinct:] == result[-1]).all())
+    if repeats_last and subject.stated_positions is None:
+        return None, f"{num_distinct:,} of {count:,} rows distinct, the last for all that follow"
+    return num_distinct == count, f"{num_distinct:,} of {count:,} rows distinct in float32"
 
 
 def judge_bfloat16_activations(subject: Subject) -> CheckResult:
@@ -85,13 +85,13 @@ def _judge_rounded_result(subject: Subject, exact: Tensor, rounded: Tensor) -> C
     """Check that `rounded`, the result in bfloat16, is as near to `exact`, the one in float32, as
     is allowed; the numbers also say how many positions stay distinct."""
     kind = subject.reader.kind
-    off = measure_errors(kind, rounded, exact)
+    errors = measure_errors(kind, rounded, exact)
     allowed = allowed_error(_NARROW_DTYPE)
     distinct_rounded, count = count_distinct(kind, rounded)
     distinct_at_best, _ = count_distinct(kind, exact, _NARROW_DTYPE)
     distinct_exact, _ = count_distinct(kind, exact)
     unit = "distances" if kind == "bias" else "positions"
-    text = f"off by {off.description} (allowed {allowed:.2g}"
+    text = f"off by {errors.description} (allowed {allowed:.2g}"
     text += " and that share)" if kind == "bias" else ")"
     text += f"; {distinct_rounded:,} of {count:,} {unit} distinct"
     if distinct_exact < count:
@@ -100,7 +100,7 @@ def _judge_rounded_result(subject: Subject, exact: Tensor, rounded: Tensor) -> C
         text += ", as in any bfloat16"
     elif distinct_rounded < count:
         text += f", {distinct_at_best:,} as numbers of bfloat16"
-    return off.worst <= allowed, text
+    return errors.worst <= allowed, text
 
 
 _ALLOWED_ANGLE = 2 * torch.finfo(torch.bfloat16).eps
@@ -149,29 +149,29 @@ def judge_far_positions(subject: Subject) -> CheckResult:
     claimed = subject.stated_positions or _CLAIM_IF_UNSTATED
     try:
         first_effect = step_effect(0)
-        near = _larger_error(
+        error_at_100 = _larger_error(
             _largest_difference(step_effect(100), first_effect), _error_of_doubling(subject, 100)
         )
     except Exception as failed:
         return None, f"cannot be asked for far positions: {one_line(failed)}"
-    if not near <= _ALLOWED_ANGLE:
-        turns = subject.reader.kind == "rotation" and "positions" in subject.form.words
-        off_at_100 = f"at position 100 a difference is off by {near:.2g} from the same at 0"
+    if not error_at_100 <= _ALLOWED_ANGLE:
+        shows_rotation = subject.reader.kind == "rotation" and "positions" in subject.form.words
+        text = f"at position 100 a difference is off by {error_at_100:.2g} from the same at 0"
         # A table of learned positions need not show differences.
-        return False if turns else None, off_at_100
+        return False if shows_rotation else None, text
     far = _try_far_positions(subject, step_effect, first_effect, claimed)
     if far.refusal:
         return None, f"right up to {far.right_to:,}; {far.refusal}"
     if far.wrong_at is not None and math.isnan(far.worst) and not subject.stated_positions:
         # As xPos, whose scales leave float32 far away.
         return None, f"right to {far.right_to:,}; states no limit, no number at {far.wrong_at:,}"
-    nearby, place = _largest_error_up_to(
+    nearby_error, worst_position = _largest_error_up_to(
         subject, step_effect, first_effect, min(subject.length, claimed)
     )
-    if not nearby <= _ALLOWED_ANGLE and far.worst <= _ALLOWED_ANGLE:
+    if not nearby_error <= _ALLOWED_ANGLE and far.worst <= _ALLOWED_ANGLE:
         return False, (
-            f"a difference is off by {nearby:.2g} rad at position {place:,} from the same at 0 "
-            f"(allowed {_ALLOWED_ANGLE:.2g})"
+            f"a difference is off by {nearby_error:.2g} rad at position {worst_position:,} from "
+            f"the same at 0 (allowed {_ALLOWED_ANGLE:.2g})"
         )
     return far.worst <= _ALLOWED_ANGLE, _describe_far_positions(
         far, claimed, is_stated=bool(subject.stated_positions)
@@ -186,11 +186,13 @@ def _describe_far_positions(far: _FarPositions, claimed: int, *, is_stated: bool
         judged.
     """
     and_more = " and more" if far.right_to == _FARTHEST_TRIED else ""
-    limit = f"states {claimed:,}" if is_stated else f"states no limit, judged to {claimed:,}"
-    where = "up to there" if far.wrong_at is None else f"at {far.wrong_at:,}"
+    limit_in_words = (
+        f"states {claimed:,}" if is_stated else f"states no limit, judged to {claimed:,}"
+    )
+    place_in_words = "up to there" if far.wrong_at is None else f"at {far.wrong_at:,}"
     return (
-        f"right to {far.right_to:,}{and_more}; {limit}, off by {far.worst:.2g} rad {where} "
-        f"(allowed {_ALLOWED_ANGLE:.2g})"
+        f"right to {far.right_to:,}{and_more}; {limit_in_words}, off by {far.worst:.2g} rad "
+        f"{place_in_words} (allowed {_ALLOWED_ANGLE:.2g})"
     )
 
 
@@ -205,22 +207,24 @@ def _try_far_positions(
     """
     right_to = 0
     worst = 0.0
-    for last in sorted({*_POWERS_TRIED, claimed}):
+    for num_positions in sorted({*_POWERS_TRIED, claimed}):
         try:
-            off = _larger_error(
-                _largest_difference(step_effect(last - _ROWS), first_effect),
-                _error_of_doubling(subject, last - 1),
+            error = _larger_error(
+                _largest_difference(step_effect(num_positions - _ROWS), first_effect),
+                _error_of_doubling(subject, num_positions - 1),
             )
         except Exception as failed:
-            if last <= claimed:
-                refusal = f"{last:,} positions: {one_line(failed)}"
+            if num_positions <= claimed:
+                refusal = f"{num_positions:,} positions: {one_line(failed)}"
                 return _FarPositions(right_to, worst, refusal=refusal)
             break  # the module owes nothing there, as where a table ends
-        if last <= claimed:
-            worst = _larger_error(off, worst)
-        if not off <= _ALLOWED_ANGLE:
-            return _FarPositions(right_to, worst, wrong_at=last if last <= claimed else None)
-        right_to = last
+        if num_positions <= claimed:
+            worst = _larger_error(error, worst)
+        if not error <= _ALLOWED_ANGLE:
+            return _FarPositions(
+                right_to, worst, wrong_at=num_positions if num_positions <= claimed else None
+            )
+        right_to = num_positions
     return _FarPositions(right_to, worst)
 
 
@@ -231,14 +235,14 @@ def _largest_error_up_to(
     `first_effect`, which is that at position 0; and the position with this error."""
     if count <= _ROWS:
         return 0.0, 0
-    moved = step_effect(0, count)
-    off = (
-        (moved * first_effect[:1].conj()).angle()
-        if moved.is_complex()
-        else moved - first_effect[:1]
+    step_effects = step_effect(0, count)
+    errors = (
+        (step_effects * first_effect[:1].conj()).angle()
+        if step_effects.is_complex()
+        else step_effects - first_effect[:1]
     )
-    by_place = off.abs() if off.ndim == 1 else off.abs().amax(-1)
-    return by_place.max().item(), int(by_place.argmax())
+    errors_by_place = errors.abs() if errors.ndim == 1 else errors.abs().amax(-1)
+    return errors_by_place.max().item(), int(errors_by_place.argmax())
 
 
 def _judge_counted_positions(subject: Subject) -> CheckResult:
@@ -247,9 +251,9 @@ def _judge_counted_positions(subject: Subject) -> CheckResult:
     if subject.reader.kind != "rotation":
         return None, "a bias" if subject.reader.kind == "bias" else "shows no angles"
     result = subject.read_result(subject.make_inputs(subject.length))
-    by_first = result * result[0].conj()
-    half = (subject.length + 1) // 2
-    worst = _largest_difference(by_first[: 2 * half : 2], by_first[:half] ** 2)
+    from_first = result * result[0].conj()
+    half_length = (subject.length + 1) // 2
+    worst = _largest_difference(from_first[: 2 * half_length : 2], from_first[:half_length] ** 2)
     text = f"twice a position is off by {worst:.2g} rad from twice its angle"
     return (
         worst <= _ALLOWED_ANGLE,
@@ -262,16 +266,16 @@ def _error_of_doubling(subject: Subject, last: int) -> float:
     half that position, in radians; 0 for a module that shows no angles."""
     if subject.reader.kind != "rotation":
         return 0.0
-    half = last // 2
+    half_position = last // 2
     if subject.form.takes_positions:
         first, middle, end = subject.read_result(
-            subject.make_inputs(torch.tensor([0, half, 2 * half]))
+            subject.make_inputs(torch.tensor([0, half_position, 2 * half_position]))
         )
     else:
-        counting = subject.form.without_positions()
+        counting_form = subject.form.without_positions()
         first, middle, end = (
-            subject.read_result(subject.make_inputs(1, offset=start), form=counting)[0]
-            for start in (0, half, 2 * half)
+            subject.read_result(subject.make_inputs(1, offset=start), form=counting_form)[0]
+            for start in (0, half_position, 2 * half_position)
         )
     return _largest_difference(end * first.conj(), (middle * first.conj()) ** 2)
 
@@ -291,18 +295,20 @@ def _make_step_effect(subject: Subject) -> StepEffect | None:
     """Return a function that measures the effect of moving by _STEP positions, for the rows after a
     start: the rotation of each pair (rows, pairs), or the cosine of two rows (rows). None if the
     module returns a bias, or cannot be asked for far positions."""
-    counting = subject.form.without_positions()
+    counting_form = subject.form.without_positions()
     if subject.reader.kind == "bias":
         return None
     takes_positions = subject.form.takes_positions
-    if not takes_positions and (counting is None or "offset" not in counting.optional_names):
+    if not takes_positions and (
+        counting_form is None or "offset" not in counting_form.optional_names
+    ):
         return None
 
     def step_effect(start: int, count: int = _ROWS) -> Tensor:
         if takes_positions:
             rows = subject.read_result(subject.make_inputs(torch.arange(start, start + count)))
         else:
-            rows = subject.read_result(subject.make_inputs(count, offset=start), form=counting)
+            rows = subject.read_result(subject.make_inputs(count, offset=start), form=counting_form)
         if subject.reader.kind == "rotation":
             return rows[_STEP:] * rows[:-_STEP].conj()
         rows = torch.nn.functional.normalize(rows, dim=-1)
@@ -316,12 +322,12 @@ def judge_promised_length(subject: Subject) -> CheckResult:
     grows beyond its limit."""
     if subject.refusal is None:
         return None, f"no limit met up to {subject.length:,} tokens"
-    limit = f"{subject.refusal.num_tokens:,} tokens: {subject.refusal.message}"
-    words = " ".join(
+    limit_in_words = f"{subject.refusal.num_tokens:,} tokens: {subject.refusal.message}"
+    docstrings = " ".join(
         filter(None, map(inspect.getdoc, (type(subject.module), subject.module.forward)))
     )
-    for sentence in re.split(r"(?<=[.;])\s+|\n\s*\n", words):
+    for sentence in re.split(r"(?<=[.;])\s+|\n\s*\n", docstrings):
         promise = _WORDS_OF_REBUILDING.search(sentence)
         if promise and _WORDS_OF_EXCEEDING.search(sentence):
-            return False, f"its words promise “…{promise.group(0)}…” beyond it; {limit}"
-    return None, f"ends at {subject.length:,}, and promises no more; {limit}"
+            return False, f"its words promise “…{promise.group(0)}…” beyond it; {limit_in_words}"
+    return None, f"ends at {subject.length:,}, and promises no more; {limit_in_words}"

@@ -37,15 +37,17 @@ def judge_position_zero(subject: Subject) -> CheckResult:
     positions begin elsewhere."""
     if subject.reader.kind != "rotation" or subject.reader.meaning == "sinusoids":
         return None, "rotates nothing"
-    first = subject.read_result(subject.make_inputs(min(_LENGTH_FOR_POSITION_0, subject.length)))[
-        :1
-    ]
-    worst = first.angle().abs().max().item()
-    quarter = (first.angle().abs() - math.pi / 2).abs().max().item() <= _TOLERANCE
+    first_rotation = subject.read_result(
+        subject.make_inputs(min(_LENGTH_FOR_POSITION_0, subject.length))
+    )[:1]
+    worst = first_rotation.angle().abs().max().item()
+    is_quarter_turn = (first_rotation.angle().abs() - math.pi / 2).abs().max().item() <= _TOLERANCE
     text = f"position 0 is rotated by up to {worst:.2g} rad"
     if not worst <= _TOLERANCE and subject.reader.meaning == "rotated content":
-        text += worst_head_in_words(subject.reader.by_head(first).angle().abs())
-    return worst <= _TOLERANCE, text + ("; cosines and sines are exchanged" if quarter else "")
+        text += worst_head_in_words(subject.reader.by_head(first_rotation).angle().abs())
+    return worst <= _TOLERANCE, text + (
+        "; cosines and sines are exchanged" if is_quarter_turn else ""
+    )
 
 
 def judge_rotation_of_pairs(subject: Subject) -> CheckResult:
@@ -55,29 +57,29 @@ def judge_rotation_of_pairs(subject: Subject) -> CheckResult:
     and sines: cos² + sin² is the same at each position.
     """
     if subject.reader.meaning in ("cos and sin", "complex"):
-        lengths = subject.read_result(
+        magnitudes = subject.read_result(
             subject.make_inputs(min(_LENGTH_FOR_SCALES, subject.length))
         ).abs()
-        worst = (lengths / lengths[:1] - 1).abs().max().item()
+        worst = (magnitudes / magnitudes[:1] - 1).abs().max().item()
         return worst <= _TOLERANCE, f"cos² + sin² changes by up to {worst:.2g} with the position"
     if subject.reader.meaning != "rotated content":
         return None, "rotates nothing"
     first, second = (list(side) for side in zip(*subject.reader.pairs, strict=True))
     worst = 0.0
-    signs = 0.0
-    scale = 0.0
+    sign_error = 0.0
+    largest_entry = 0.0
     for side in _linear_maps(subject):
         a = side[..., first, first]
         b = side[..., first, second]
         c = side[..., second, first]
         d = side[..., second, second]
-        scale = max(scale, side.abs().max().item())
+        largest_entry = max(largest_entry, side.abs().max().item())
         worst = max(worst, (a - d).abs().max().item(), (b + c).abs().max().item())
-        signs = max(signs, (b - c).abs().max().item())
-    text = f"the two channels of a pair differ from a rotation by up to {worst / scale:.2g}"
-    if worst > _TOLERANCE * scale and signs <= _TOLERANCE * scale:
+        sign_error = max(sign_error, (b - c).abs().max().item())
+    text = f"the two channels of a pair differ from a rotation by up to {worst / largest_entry:.2g}"
+    if worst > _TOLERANCE * largest_entry and sign_error <= _TOLERANCE * largest_entry:
         text += "; both sines have the same sign, as in rotate_half without its minus"
-    return worst <= _TOLERANCE * scale, text
+    return worst <= _TOLERANCE * largest_entry, text
 
 
 def judge_shifted_scores(subject: Subject) -> CheckResult:
@@ -89,8 +91,8 @@ def judge_shifted_scores(subject: Subject) -> CheckResult:
         return None, "its pairs of channels are not known"
     sides = _linear_maps(subject)
     if len(sides) == 1:
-        lengths = sides[0].norm(dim=-2)  # (places, heads, channels)
-        if ((lengths / lengths[:1] - 1).abs() > _TOLERANCE).any():
+        column_lengths = sides[0].norm(dim=-2)  # (places, heads, channels)
+        if ((column_lengths / column_lengths[:1] - 1).abs() > _TOLERANCE).any():
             return None, "scales what it rotates, and shows one side only"
     queries = sides[0]
     keys = sides[-1]
@@ -99,9 +101,9 @@ def judge_shifted_scores(subject: Subject) -> CheckResult:
     for i in range(count):
         for j in range(count):
             score = queries[i].mT @ keys[j]  # (heads, channels, channels)
-            moved = queries[count + i].mT @ keys[count + j] - score
-            sizes = score.abs().amax((-2, -1)).clamp(min=1e-30)
-            changes.append(moved.abs().amax((-2, -1)) / sizes)
+            change = queries[count + i].mT @ keys[count + j] - score
+            score_sizes = score.abs().amax((-2, -1)).clamp(min=1e-30)
+            changes.append(change.abs().amax((-2, -1)) / score_sizes)
     worst = torch.stack(changes).max().item()
     step = _shift_length(subject)
     text = f"scores change by up to {worst:.2g} of their size where both tokens stand {step} later"
@@ -117,13 +119,13 @@ def _shift_length(subject: Subject) -> int:
 def _linear_maps(subject: Subject) -> list[Tensor]:
     """Return the linear map of queries, and of keys if they are returned, at _POSITIONS_READ and
     then as much later as `_shift_length` says: (places, heads, channels out, channels in)."""
-    places = torch.cat([_POSITIONS_READ, _POSITIONS_READ + _shift_length(subject)])
-    last = int(places.max()) + 1
+    positions = torch.cat([_POSITIONS_READ, _POSITIONS_READ + _shift_length(subject)])
+    num_tokens = int(positions.max()) + 1
     module = subject.make_copy()
     columns = []
-    for unit in torch.eye(subject.width):
-        returned = subject.form.call(module, subject.make_inputs(last, probe=unit))
-        columns.append([side[places] for side in subject.reader.rotated_channels(returned)])
+    for unit_vector in torch.eye(subject.width):
+        returned = subject.form.call(module, subject.make_inputs(num_tokens, probe=unit_vector))
+        columns.append([side[positions] for side in subject.reader.rotated_channels(returned)])
     return [torch.stack(side, dim=-1) for side in zip(*columns, strict=True)]
 
 
@@ -132,25 +134,27 @@ def judge_frequencies(subject: Subject) -> CheckResult:
     pairs."""
     if subject.reader.kind != "rotation":
         return None, "rotates nothing"
-    heads = _frequencies_by_head(subject)
-    turning = [head for head in heads if head is not None]
-    if not turning:
+    frequencies_by_head = _frequencies_by_head(subject)
+    rotating_heads = [head for head in frequencies_by_head if head is not None]
+    if not rotating_heads:
         return None, "some pairs are not rotated, or it is asked for too few positions"
-    inv_freq = turning[0]
-    if len(turning) < len(heads) or not all(_all_are_close(head, inv_freq) for head in turning):
+    inv_freq = rotating_heads[0]
+    if len(rotating_heads) < len(frequencies_by_head) or not all(
+        _all_are_close(head, inv_freq) for head in rotating_heads
+    ):
         return None, "its heads have frequencies of their own, or none"
     bases = set(_stated_numbers(subject, _BASE_NAMES))
     is_scaled = _states_scaling(subject)
     if len(bases) != 1:
         return _judge_without_stated_base(inv_freq)
     (base,) = bases
-    count = len(inv_freq)
-    if _all_are_close(inv_freq, _rope_frequencies(base, count)):
-        return True, f"those of base {base:g} for {count} pairs"
+    num_pairs = len(inv_freq)
+    if _all_are_close(inv_freq, _rope_frequencies(base, num_pairs)):
+        return True, f"those of base {base:g} for {num_pairs} pairs"
     if subject.reader.meaning == "sinusoids" and _all_are_close(
-        inv_freq, _tensor2tensor_frequencies(base, count)
+        inv_freq, _tensor2tensor_frequencies(base, num_pairs)
     ):
-        return True, f"those of {count} pairs from 1 down to 1/{base:g}, as in tensor2tensor"
+        return True, f"those of {num_pairs} pairs from 1 down to 1/{base:g}, as in tensor2tensor"
     if is_scaled:
         return None, f"scaled, as it states; base {base:g}"
     return _judge_other_frequencies(inv_freq, base)
@@ -159,53 +163,54 @@ def judge_frequencies(subject: Subject) -> CheckResult:
 def _judge_other_frequencies(inv_freq: Tensor, base: float) -> CheckResult:
     """Return the finding for frequencies that are not those of their base: False with the known
     mistake that makes them, or None if there is none."""
-    exact = _rope_frequencies(base, len(inv_freq))
-    stated = f"states base {base:g} for {len(inv_freq)} pairs"
+    expected = _rope_frequencies(base, len(inv_freq))
+    stated_in_words = f"states base {base:g} for {len(inv_freq)} pairs"
     for name, mistaken in _mistaken_frequencies(inv_freq, base):
         if _all_are_close(inv_freq, mistaken):
-            return False, f"{stated}: {name}"
-    if _all_are_close(inv_freq.sort(descending=True).values, exact):
-        return False, f"{stated}: pairs have each other's frequencies"
-    off = ~_are_close(inv_freq, exact)
+            return False, f"{stated_in_words}: {name}"
+    if _all_are_close(inv_freq.sort(descending=True).values, expected):
+        return False, f"{stated_in_words}: pairs have each other's frequencies"
+    is_off = ~_are_close(inv_freq, expected)
     # Methods for long texts slow the last pairs down. None changes a few pairs before exact ones.
-    if off.sum() <= len(off) / 4 and not off[-1]:
-        pair = int(off.int().argmax())
-        speed = (inv_freq[pair] / exact[pair]).item()
-        return False, f"{stated}: pair {pair}, from 0, turns {speed:.4g} times as fast"
+    if is_off.sum() <= len(is_off) / 4 and not is_off[-1]:
+        pair = int(is_off.int().argmax())
+        speed = (inv_freq[pair] / expected[pair]).item()
+        return False, f"{stated_in_words}: pair {pair}, from 0, turns {speed:.4g} times as fast"
     return None, f"frequencies of its own for base {base:g}"
 
 
 def _judge_without_stated_base(inv_freq: Tensor) -> CheckResult:
     """Return the finding for a module that states no base: False if its frequencies are rounded,
     else None with the base that they have."""
-    count = len(inv_freq)
+    num_pairs = len(inv_freq)
     for base in _USUAL_BASES:
-        for name, mistaken in _rounded_frequencies(base, count):
+        for name, mistaken in _rounded_frequencies(base, num_pairs):
             if _all_are_close(inv_freq, mistaken) and not _all_are_close(
-                inv_freq, _rope_frequencies(base, count)
+                inv_freq, _rope_frequencies(base, num_pairs)
             ):
                 return False, f"those of base {base:g}, {name}"
     base = _base_if_geometric(inv_freq)
     if base is None:
         return None, "states no base; frequencies of its own"
-    times = "" if abs(inv_freq[0] - 1) <= _TOLERANCE else f"{inv_freq[0]:.4g} times "
-    return None, f"states no base; {times}those of base {base:.6g} for {count} pairs"
+    factor_in_words = "" if abs(inv_freq[0] - 1) <= _TOLERANCE else f"{inv_freq[0]:.4g} times "
+    return None, f"states no base; {factor_in_words}those of base {base:.6g} for {num_pairs} pairs"
 
 
 def _mistaken_frequencies(inv_freq: Tensor, base: float) -> Iterator[tuple[str, Tensor]]:
     """Yield names of known mistakes with base `base`, and the frequencies that they give."""
-    count = len(inv_freq)
-    exact = _rope_frequencies(base, count)
-    yield from _rounded_frequencies(base, count)
-    yield "they begin at i = 1, not 0", exact * base ** (-1 / count)
+    num_pairs = len(inv_freq)
+    exact = _rope_frequencies(base, num_pairs)
+    yield from _rounded_frequencies(base, num_pairs)
+    yield "they begin at i = 1, not 0", exact * base ** (-1 / num_pairs)
     yield f"they are {inv_freq[0]:.4g} times those", exact * inv_freq[0]
-    other = _base_if_geometric(inv_freq)
-    if other is None or abs(inv_freq[0] - 1) > _TOLERANCE:
+    other_base = _base_if_geometric(inv_freq)
+    if other_base is None or abs(inv_freq[0] - 1) > _TOLERANCE:
         return
-    width = 2 * count * math.log(base) / math.log(other)
+    width = 2 * num_pairs * math.log(base) / math.log(other_base)
     yield (
-        f"they are those of base {other:.6g}, or of a width of {width:.4g} instead of {2 * count}",
-        _rope_frequencies(other, count),
+        f"they are those of base {other_base:.6g}, or of a width of {width:.4g} instead of "
+        f"{2 * num_pairs}",
+        _rope_frequencies(other_base, num_pairs),
     )
 
 
@@ -233,15 +238,15 @@ def _base_if_geometric(inv_freq: Tensor) -> float | None:
     RoPE's are base^(-i / n) for n pairs. From the first to the last there are n - 1 steps, so that
     last / first = base^(-(n - 1) / n).
     """
-    count = len(inv_freq)
-    if count < 3:
+    num_pairs = len(inv_freq)
+    if num_pairs < 3:
         return None
     ratios = inv_freq[1:] / inv_freq[:-1]
     is_one_ratio = (ratios / ratios[0] - 1).abs().max() <= _TOLERANCE
     if not is_one_ratio or not ratios[0] < 1:
         return None
-    fall = inv_freq[-1] / inv_freq[0]
-    return float(fall ** (-count / (count - 1)))
+    last_over_first = inv_freq[-1] / inv_freq[0]
+    return float(last_over_first ** (-num_pairs / (num_pairs - 1)))
 
 
 def _all_are_close(measured: Tensor, exact: Tensor) -> bool:
@@ -278,8 +283,8 @@ def _measure_frequencies(rotations: Tensor) -> Tensor | None:
     angles = [(rotations[n] * rotations[0].conj()).angle() for n in _DISTANCES]
     inv_freq = angles[0]
     for n, angle in zip(_DISTANCES[1:], angles[1:], strict=True):
-        off = torch.remainder(angle - n * inv_freq + math.pi, 2 * math.pi) - math.pi
-        inv_freq = inv_freq + off / n
+        excess_angle = torch.remainder(angle - n * inv_freq + math.pi, 2 * math.pi) - math.pi
+        inv_freq = inv_freq + excess_angle / n
     inv_freq = _without_copies(inv_freq.abs())
     return None if not len(inv_freq) or inv_freq.min() < 1e-9 else inv_freq
 
@@ -291,16 +296,16 @@ def _without_copies(inv_freq: Tensor) -> Tensor:
     (1, 1, 0.1, 0.1) and (1, 0.1, 1, 0.1) become (1, 0.1).
     """
     count = len(inv_freq)
-    for size in range(1, count):
-        if count % size:
+    for num_distinct in range(1, count):
+        if count % num_distinct:
             continue
-        copies = count // size
-        in_turn = inv_freq[:size]
-        side_by_side = inv_freq[::copies]
-        if (inv_freq - in_turn.repeat(copies)).abs().max() <= 1e-8:
-            return _without_copies(in_turn)
-        if (inv_freq - side_by_side.repeat_interleave(copies)).abs().max() <= 1e-8:
-            return _without_copies(side_by_side)
+        num_copies = count // num_distinct
+        first_ones = inv_freq[:num_distinct]
+        every_nth = inv_freq[::num_copies]
+        if (inv_freq - first_ones.repeat(num_copies)).abs().max() <= 1e-8:
+            return _without_copies(first_ones)
+        if (inv_freq - every_nth.repeat_interleave(num_copies)).abs().max() <= 1e-8:
+            return _without_copies(every_nth)
     return inv_freq
 
 

@@ -31,9 +31,9 @@ def judge_slopes(subject: Subject) -> CheckResult:
     measured = _line_slopes(bias)
     if measured is None:
         # Without the query's own place the line is straight, and begins one step too far away.
-        earlier = _line_slopes(bias[..., :-1])
+        earlier_slopes = _line_slopes(bias[..., :-1])
         own_step = bias[:, -1, -1] - bias[:, -1, -2]
-        if earlier is not None and _all_are_close(own_step.abs(), 2 * earlier.abs()):
+        if earlier_slopes is not None and _all_are_close(own_step.abs(), 2 * earlier_slopes.abs()):
             return False, "the distance of every earlier key is one too large"
         return None, "no straight line"
     is_rewarded = bool((measured < 0).all())
@@ -44,37 +44,38 @@ def judge_slopes(subject: Subject) -> CheckResult:
         return False, departure
     magnitudes = measured.abs()
     count = len(measured)
-    shown = (
+    slopes_in_words = (
         f"{count} heads: {_first_three_in_words(measured)}, ...{_describe_rewarded_future(bias)}"
     )
     exponent = _stated_exponent(subject.module)
     expected = _authors_slopes(count, exponent)
-    wrong = ["the sign: distance is rewarded"] if is_rewarded else []
+    mistakes = ["the sign: distance is rewarded"] if is_rewarded else []
     if not _all_are_close(magnitudes, expected):
-        name = _name_mistake(magnitudes, exponent) or _describe_odd_head(magnitudes, expected)
-        if name is None:
-            text = f"slopes of its own: {shown}{_describe_multiple(magnitudes, expected)}"
+        mistake = _name_mistake(magnitudes, exponent) or _describe_odd_head(magnitudes, expected)
+        if mistake is None:
+            text = f"slopes of its own: {slopes_in_words}{_describe_multiple(magnitudes, expected)}"
             return None, f"{text}; {departure}" if departure else text
-        wrong.append(name)
+        mistakes.append(mistake)
     if departure:
-        wrong.append(departure)
-    if wrong:
+        mistakes.append(departure)
+    if mistakes:
         return (
             False,
-            f"{shown}; the authors' {_first_three_in_words(expected)}, ...: {'; '.join(wrong)}",
+            f"{slopes_in_words}; the authors' {_first_three_in_words(expected)}, ...: "
+            f"{'; '.join(mistakes)}",
         )
-    return True, shown
+    return True, slopes_in_words
 
 
 def _line_slopes(bias: Tensor) -> Tensor | None:
     """Return by how much each head's bias grows with each key, (heads,), for the last query; None
     if its steps differ."""
     steps = bias[:, -1].diff(dim=-1)
-    last = steps[:, -1]
-    off = (steps - last[:, None]).abs()
+    last_steps = steps[:, -1]
+    differences = (steps - last_steps[:, None]).abs()
     # 1e-9 for steps of 0, no fraction of which is left for rounding.
-    is_straight = off.le(_TOLERANCE * last.abs()[:, None] + 1e-9).all()
-    return last if is_straight else None
+    is_straight = differences.le(_TOLERANCE * last_steps.abs()[:, None] + 1e-9).all()
+    return last_steps if is_straight else None
 
 
 def judge_past_keys(subject: Subject) -> CheckResult:
@@ -85,11 +86,11 @@ def judge_past_keys(subject: Subject) -> CheckResult:
     bias = subject.read_result(subject.make_inputs(min(_NUM_TOKENS, subject.length)))
     if bias.shape[1] == 1:
         return None, "a bias by key"
-    before, after = (_num_distinct(bias[:, query]) for query in (-1, 0))
-    if before > 1 or after == 1:
-        return (True if before > 1 else None), f"{before} values over {bias.shape[-1]} keys"
+    num_before, num_after = (_num_distinct(bias[:, query]) for query in (-1, 0))
+    if num_before > 1 or num_after == 1:
+        return (True if num_before > 1 else None), f"{num_before} values over {bias.shape[-1]} keys"
     text = "all keys before the query have one value, and those after it"
-    return False, f"{text} {after}: the sign of the distance is exchanged"
+    return False, f"{text} {num_after}: the sign of the distance is exchanged"
 
 
 def _num_distinct(rows: Tensor) -> int:
@@ -107,24 +108,28 @@ def _describe_departure_from_line(subject: Subject, slopes: Tensor) -> tuple[str
     count = bias.shape[-1]
     queries = torch.arange(count)[-bias.shape[1] :]  # of a bias by key the last query
     distance = (queries[:, None] - torch.arange(count)).double()
-    by_head = torch.stack(
+    errors_by_head = torch.stack(
         [_relative_error_of_line(*row, distance).max() for row in zip(bias, slopes, strict=True)]
     )
-    head = int(by_head.argmax())  # which takes NaN for the largest
-    worst = by_head[head].item()
+    head = int(errors_by_head.argmax())  # which takes NaN for the largest
+    worst = errors_by_head[head].item()
     if worst <= _TOLERANCE:
         return "", False
-    off = _relative_error_of_line(bias[head], slopes[head], distance)
-    farthest_off = int(off.argmax())
-    far = distance.flatten()[farthest_off].item()
+    errors = _relative_error_of_line(bias[head], slopes[head], distance)
+    worst_index = int(errors.argmax())
+    worst_distance = distance.flatten()[worst_index].item()
     if worst <= _BFLOAT16_ROUNDING:
-        distinct = f"{_num_distinct(bias[:, -1]):,} of {count:,} distinct"
-        return f"distances are rounded: off by {worst:.2g} of {far:,.0f}; {distinct}", True
-    first = distance[~(off <= _TOLERANCE)].min().item()
-    fall = _drop_from_own_place(bias[head], distance).flatten()[farthest_off].item()
+        distinct_in_words = f"{_num_distinct(bias[:, -1]):,} of {count:,} distinct"
+        return (
+            f"distances are rounded: off by {worst:.2g} of {worst_distance:,.0f}; "
+            f"{distinct_in_words}",
+            True,
+        )
+    first_distance = distance[~(errors <= _TOLERANCE)].min().item()
+    drop = _drop_from_own_place(bias[head], distance).flatten()[worst_index].item()
     return (
-        f"head {head} leaves its line from distance {first:,.0f} on: {-fall:.4g} and not "
-        f"{-slopes[head].item() * far:.4g} at {far:,.0f}"
+        f"head {head} leaves its line from distance {first_distance:,.0f} on: {-drop:.4g} and not "
+        f"{-slopes[head].item() * worst_distance:.4g} at {worst_distance:,.0f}"
     ), False
 
 
@@ -134,9 +139,9 @@ def _relative_error_of_line(bias: Tensor, slope: Tensor, distance: Tensor) -> Te
 
     bias, distance, result: (queries, keys). slope: one number.
     """
-    off = (_drop_from_own_place(bias, distance) - slope * distance).abs()
-    off = off / (slope.abs() * distance.clamp(min=1))
-    return off.masked_fill((distance <= 0) | (bias <= _HIDDEN_BELOW), 0.0)
+    errors = (_drop_from_own_place(bias, distance) - slope * distance).abs()
+    errors = errors / (slope.abs() * distance.clamp(min=1))
+    return errors.masked_fill((distance <= 0) | (bias <= _HIDDEN_BELOW), 0.0)
 
 
 def _drop_from_own_place(bias: Tensor, distance: Tensor) -> Tensor:
@@ -160,10 +165,10 @@ def _name_mistake(measured: Tensor, exponent: float) -> str | None:
 def _describe_odd_head(measured: Tensor, expected: Tensor) -> str | None:
     """Return as text the first head whose slope is not the expected one; None if more than a
     quarter of the heads have others, which is another rule and no slip."""
-    off = ~((measured - expected).abs() <= _TOLERANCE * expected)
-    if off.sum() > len(off) / 4:
+    is_off = ~((measured - expected).abs() <= _TOLERANCE * expected)
+    if is_off.sum() > len(is_off) / 4:
         return None
-    head = int(off.int().argmax())
+    head = int(is_off.int().argmax())
     return f"head {head}, from 0, has {measured[head]:.4g}, not {expected[head]:.4g}"
 
 
@@ -179,36 +184,45 @@ def _mistaken_slopes(measured: Tensor, exponent: float) -> Iterator[tuple[str, T
     head_numbers = torch.arange(1, count + 1, dtype=torch.float64)
     power_of_two = 1 << (count.bit_length() - 1)
     expected = _authors_slopes(count, exponent)
-    twice = _authors_slopes(2 * power_of_two, exponent)
+    slopes_of_twice = _authors_slopes(2 * power_of_two, exponent)
     yield "heads are in reversed order", expected.flip(0)
     if count > power_of_two:  # the authors add every second slope of twice as many heads
         first_heads = expected[:power_of_two]
-        more = count - power_of_two
-        only = "holds for powers of two only"
-        yield f"2^(-{exponent:g} h / H) {only}", _geometric_slopes(head_numbers, count, exponent)
-        yield "further heads repeat the first ones", torch.cat([first_heads, first_heads[:more]])
-        first_slopes = (
+        num_further = count - power_of_two
+        only_in_words = "holds for powers of two only"
+        yield (
+            f"2^(-{exponent:g} h / H) {only_in_words}",
+            _geometric_slopes(head_numbers, count, exponent),
+        )
+        yield (
+            "further heads repeat the first ones",
+            torch.cat([first_heads, first_heads[:num_further]]),
+        )
+        name_of_first_slopes = (
             f"further heads take the first slopes of {2 * power_of_two} heads, not every second one"
         )
-        yield first_slopes, torch.cat([first_heads, twice[:more]])
-        yield f"the slopes are the first ones of {2 * power_of_two} heads", twice[:count]
+        yield name_of_first_slopes, torch.cat([first_heads, slopes_of_twice[:num_further]])
+        yield f"the slopes are the first ones of {2 * power_of_two} heads", slopes_of_twice[:count]
     for start in (0, 2, 0.5, 1.5):
         shift = start - 1
-        counted = f"heads are counted from {start:g}, not from 1"
-        yield counted, _geometric_slopes(head_numbers + shift, count, exponent)
-        for between in (shift, 2 * shift):  # further heads, where they are counted as the others
-            further = torch.arange(1, 2 * power_of_two + 1, 2)[: count - power_of_two] + between
-            whole = [
+        name_of_counting = f"heads are counted from {start:g}, not from 1"
+        yield name_of_counting, _geometric_slopes(head_numbers + shift, count, exponent)
+        # Of further heads, where they are counted as the others.
+        for further_shift in (shift, 2 * shift):
+            further_numbers = (
+                torch.arange(1, 2 * power_of_two + 1, 2)[: count - power_of_two] + further_shift
+            )
+            slope_parts = [
                 _geometric_slopes(head_numbers[:power_of_two] + shift, power_of_two, exponent),
-                _geometric_slopes(further, 2 * power_of_two, exponent),
+                _geometric_slopes(further_numbers, 2 * power_of_two, exponent),
             ]
-            yield counted, torch.cat(whole)
-    order = torch.empty_like(expected)
-    order[measured.argsort(stable=True)] = expected.sort().values
-    yield "heads are in another order", order
-    natural = "the base is e, not 2"
-    yield natural, torch.exp(-exponent * head_numbers / count)
-    yield natural, _authors_slopes(count, exponent / math.log(2))
+            yield name_of_counting, torch.cat(slope_parts)
+    reordered = torch.empty_like(expected)
+    reordered[measured.argsort(stable=True)] = expected.sort().values
+    yield "heads are in another order", reordered
+    name_of_base = "the base is e, not 2"
+    yield name_of_base, torch.exp(-exponent * head_numbers / count)
+    yield name_of_base, _authors_slopes(count, exponent / math.log(2))
     if count < 3:  # any two slopes are of some exponent
         return
     for name, other_exponent, slopes in _slopes_of_other_exponents(
@@ -227,20 +241,24 @@ def _slopes_of_other_exponents(
     number of heads.
     """
     count = len(measured)
-    first = -math.log2(measured[0].item())
-    if first > 0:
-        yield "", first * power_of_two, _authors_slopes(count, first * power_of_two)
+    first_exponent = -math.log2(measured[0].item())
+    if first_exponent > 0:
+        yield (
+            "",
+            first_exponent * power_of_two,
+            _authors_slopes(count, first_exponent * power_of_two),
+        )
         yield (
             "2^(-b h / H) holds for powers of two only, and ",
-            first * count,
-            _geometric_slopes(head_numbers, count, first * count),
+            first_exponent * count,
+            _geometric_slopes(head_numbers, count, first_exponent * count),
         )
-    ratio = -math.log2((measured[1] / measured[0]).item()) * count
-    if ratio > 0:
+    ratio_exponent = -math.log2((measured[1] / measured[0]).item()) * count
+    if ratio_exponent > 0:
         yield (
             "heads are counted from 0, not from 1, and ",
-            ratio,
-            _geometric_slopes(head_numbers - 1, count, ratio),
+            ratio_exponent,
+            _geometric_slopes(head_numbers - 1, count, ratio_exponent),
         )
 
 
@@ -270,8 +288,8 @@ def _describe_multiple(measured: Tensor, expected: Tensor) -> str:
     """Return a remark if the slopes are a multiple of the expected ones: "; 8 times the authors'";
     else "". They are for Falcon, which adds its bias before the division by sqrt(head_dim)."""
     factor = (measured[0] / expected[0]).item()
-    same = _all_are_close(measured, factor * expected)
-    return f"; {factor:.4g} times the authors'" if same else ""
+    is_multiple = _all_are_close(measured, factor * expected)
+    return f"; {factor:.4g} times the authors'" if is_multiple else ""
 
 
 def _all_are_close(a: Tensor, b: Tensor) -> bool:

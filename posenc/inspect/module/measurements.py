@@ -140,15 +140,16 @@ def _resolve_returns(chosen: str | None, path: str, name: str) -> str:
         return chosen
     if chosen is None and name.replace("_", "-") in CALLS_BY_RETURN:
         return name.replace("_", "-")
-    calls = "; ".join(
+    calls_by_kind = "; ".join(
         f"--as {word}: {calls_in_words(word)} returns {RETURNS_IN_WORDS[word]}"
         for word in CALLS_BY_RETURN
     )
-    came = f", got {chosen!r}" if chosen is not None else ""
+    got_in_words = f", got {chosen!r}" if chosen is not None else ""
     raise ValueError(
-        f"say what {name} returns by --as{came}, as in `posenc inspect module {shlex.quote(path)} "
-        f"--as cos-sin`. {calls}. Or write an adapter that is called so and calls yours, as this "
-        f"line does: {ADAPTER_COMMAND}"
+        f"say what {name} returns by --as{got_in_words}, as in `posenc inspect module "
+        f"{shlex.quote(path)} "
+        f"--as cos-sin`. {calls_by_kind}. Or write an adapter that is called so and calls yours, "
+        f"as this line does: {ADAPTER_COMMAND}"
     )
 
 
@@ -156,11 +157,13 @@ def _resolve_returns(chosen: str | None, path: str, name: str) -> str:
 def judge_subject(subject: Subject) -> list[Verdict]:
     """Return a verdict for each of CHECKS. For a module that ignores the positions that it is
     given, return a verdict that says so, and all others as not applicable."""
-    used = "positions that it takes are used"
+    check_of_use = "positions that it takes are used"
     if subject.ignores_positions:
-        alike = f"{subject.form.name} gives the same wherever its tokens are"
-        unknown = [Verdict(check, None, "its positions change nothing") for check in CHECKS]
-        return [Verdict(used, False, alike), *unknown]
+        text = f"{subject.form.name} gives the same wherever its tokens are"
+        unknown_verdicts = [
+            Verdict(check, None, "its positions change nothing") for check in CHECKS
+        ]
+        return [Verdict(check_of_use, False, text), *unknown_verdicts]
     return [_run_check(check, subject) for check in CHECKS]
 
 
@@ -200,8 +203,11 @@ def report_of(sheet: ModuleSheet) -> Report:
 def _answer(sheet: ModuleSheet) -> str:
     """Return sentences: what the module returns, and which of the checks that apply fail."""
     num_passed = sum(verdict.holds is True for verdict in sheet.checks)
-    start = f"{sheet.name} returns {_RETURNED[sheet.meaning]}, computed from positions."
+    opening = f"{sheet.name} returns {_RETURNED[sheet.meaning]}, computed from positions."
     if not sheet.wrong:
-        return f"{start} All {num_passed} checks that apply pass."
-    names = "; ".join(verdict.check for verdict in sheet.wrong)
-    return f"{start} {len(sheet.wrong)} of {num_passed + len(sheet.wrong)} checks fail: {names}."
+        return f"{opening} All {num_passed} checks that apply pass."
+    names_of_wrong = "; ".join(verdict.check for verdict in sheet.wrong)
+    return (
+        f"{opening} {len(sheet.wrong)} of {num_passed + len(sheet.wrong)} checks fail: "
+        f"{names_of_wrong}."
+    )

@@ -133,15 +133,15 @@ def reader_of_results(
 
     Raises: UnfitCall if the results are not what RETURNS_IN_WORDS[returns] promises.
     """
-    by_index = {index: part_axes for index, part_axes in enumerate(axes) if part_axes}
+    axes_by_index = {index: part_axes for index, part_axes in enumerate(axes) if part_axes}
     match returns:
         case "cos-sin":
-            return _cos_sin_reader(run, width, by_index)
+            return _cos_sin_reader(run, width, axes_by_index)
         case "rotate":
-            return _rotated_content_reader(run, form, width, by_index)
+            return _rotated_content_reader(run, form, width, axes_by_index)
         case "bias" | "scores":
-            return _bias_reader(by_index)
-    return _added_content_reader(run, width, by_index)
+            return _bias_reader(axes_by_index)
+    return _added_content_reader(run, width, axes_by_index)
 
 
 def _bias_reader(axes: PositionAxes) -> ResultReader:
@@ -161,10 +161,12 @@ def _cos_sin_reader(run: Run, width: int, axes: PositionAxes) -> ResultReader:
     """
     parts = floating_tensors(run(Inputs(torch.arange(_NUM_TOKENS), width)))
     tables = [parts[index] for index in axes]
-    others = floating_tensors(
+    parts_with_probe = floating_tensors(
         run(Inputs(torch.arange(_NUM_TOKENS), width, probe=torch.zeros(width)))
     )
-    if not all(_are_close(part, others[index]) for part, index in zip(tables, axes, strict=True)):
+    if not all(
+        _are_close(part, parts_with_probe[index]) for part, index in zip(tables, axes, strict=True)
+    ):
         raise UnfitCall("what it returns depends on the content of x, and not on positions only")
     if tables[0].is_complex():  # cosines are its real part, sines the imaginary one
         return ResultReader("rotation", "complex", dict(list(axes.items())[:1]))
@@ -192,9 +194,9 @@ def _rotated_content_reader(
     """
     num_inputs = len(form.words & {"x", "q", "k"})
     parts = floating_tensors(run(Inputs(torch.arange(_NUM_TOKENS), width)))
-    rotated = [parts[index] for index in axes]
-    if len(rotated) != num_inputs or any(part.shape[-1] != width for part in rotated):
-        shapes = ", ".join(str(tuple(part.shape)) for part in rotated)
+    rotated_parts = [parts[index] for index in axes]
+    if len(rotated_parts) != num_inputs or any(part.shape[-1] != width for part in rotated_parts):
+        shapes = ", ".join(str(tuple(part.shape)) for part in rotated_parts)
         raise UnfitCall(
             f"returns {shapes}, and not {num_inputs} tensors in the shape of what it is given"
         )
@@ -314,17 +316,17 @@ def find_rotated_pairs(run: Run, width: int, axes: PositionAxes) -> list[list[Pa
 
     columns = [rotate_at_last_position(torch.eye(width)[i]) for i in range(width)]
     probe = torch.linspace(-1, 1, width)
-    mixed = rotate_at_last_position(probe)
-    by_side: list[list[Pairs]] = []
-    for side, expected in enumerate(mixed):
+    returned_for_mixture = rotate_at_last_position(probe)
+    pairs_by_side: list[list[Pairs]] = []
+    for side, returned in enumerate(returned_for_mixture):
         linear_maps = torch.stack([column[side] for column in columns], dim=-1)  # (heads, out, in)
-        if not _are_close(linear_maps @ probe.double(), expected):
+        if not _are_close(linear_maps @ probe.double(), returned):
             return None
         pairs_by_head = [_pairs_rotated_by_head(head) for head in linear_maps]
         if any(pairs is None for pairs in pairs_by_head):
             return None
-        by_side.append([pairs for pairs in pairs_by_head if pairs is not None])
-    return by_side
+        pairs_by_side.append([pairs for pairs in pairs_by_head if pairs is not None])
+    return pairs_by_side
 
 
 def _pairs_rotated_by_head(linear_map: Tensor) -> Pairs | None:

@@ -156,9 +156,9 @@ def bias_minus_largest(bias: Tensor, queries: Tensor, fill: float = 0.0) -> Tens
 def _bias_error(actual: Tensor, expected: Tensor) -> RowErrors:
     """Return the errors of a bias as `measure_errors` defines them; the description adds how far
     they move the weights of a softmax, at most."""
-    keys = expected.shape[-1]  # queries are spread over all, the last among them
+    num_keys = expected.shape[-1]  # queries are spread over all, the last among them
     queries = (
-        torch.linspace(keys - 1, max(1, keys // _NUM_CHECKED_ROWS), _NUM_CHECKED_ROWS)
+        torch.linspace(num_keys - 1, max(1, num_keys // _NUM_CHECKED_ROWS), _NUM_CHECKED_ROWS)
         .long()
         .unique()
     )
@@ -169,10 +169,11 @@ def _bias_error(actual: Tensor, expected: Tensor) -> RowErrors:
     logits = (inexact - exact).abs()
     relative_errors = logits / (1 + exact.abs())
     weights = [bias_minus_largest(b, queries, -torch.inf).softmax(-1) for b in (actual, expected)]
-    moved = (weights[0] - weights[1]).abs().sum(-1).max() / 2
-    worst = logits.flatten()[relative_errors.argmax()]
+    moved_weight = (weights[0] - weights[1]).abs().sum(-1).max() / 2
+    worst_logit = logits.flatten()[relative_errors.argmax()]
     return RowErrors(
-        relative_errors.amax((0, 2)), f"{worst:.2g} logits within a row, weights by {moved:.2g}"
+        relative_errors.amax((0, 2)),
+        f"{worst_logit:.2g} logits within a row, weights by {moved_weight:.2g}",
     )
 
 
@@ -195,9 +196,9 @@ def count_distinct(
     result: what ResultReader.read returns. dtype: compare after rounding to it.
     """
     if kind == "bias":
-        row = result[:, -1]
-        row = row if dtype is None else row.to(dtype)
-        return max(len(head.unique()) for head in row), result.shape[-1]
+        last_rows = result[:, -1]
+        last_rows = last_rows if dtype is None else last_rows.to(dtype)
+        return max(len(head.unique()) for head in last_rows), result.shape[-1]
     rows = torch.view_as_real(result).flatten(1) if result.is_complex() else result
     rows = rows if dtype is None else rows.to(dtype)
     return len(rows.unique(dim=0)), len(rows)

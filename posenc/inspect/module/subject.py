@@ -202,32 +202,34 @@ def _prove_subject(
     make_copy: builds the module. returns: what --as says that it returns. form: how it is called.
     Raises: UnfitCall, with the first of these that fails.
     """
-    few, many, *_ = (n for n in _LENGTHS_TRIED if n not in (width, heads))
+    few_tokens, many_tokens, *_ = (n for n in _LENGTHS_TRIED if n not in (width, heads))
 
     def run(inputs: Inputs) -> Any:
         return form.call(make_copy(), replace(inputs, heads=heads))
 
-    axes = _find_position_axes(run, width, (few, many))
+    axes = _find_position_axes(run, width, (few_tokens, many_tokens))
 
     def tensors_of_call(**changes: Any) -> list[Tensor]:
         """Return the tensors with an axis of positions, of a call with `changes` of its inputs."""
-        parts = floating_tensors(run(replace(Inputs(torch.arange(many), width), **changes)))
+        parts = floating_tensors(run(replace(Inputs(torch.arange(many_tokens), width), **changes)))
         return [part for part, has_positions in zip(parts, axes, strict=True) if has_positions]
 
-    plain = tensors_of_call()
-    _refuse_random_results(plain, tensors_of_call)
+    plain_results = tensors_of_call()
+    _refuse_random_results(plain_results, tensors_of_call)
     axes_seen = [part_axes for part_axes in axes if part_axes]
-    _refuse_mixing_tokens(form, plain, axes_seen, tensors_of_call, many)
-    if not _depends_on_place(plain, axes_seen):
-        _refuse_counting_heads(form, plain)
+    _refuse_mixing_tokens(form, plain_results, axes_seen, tensors_of_call, many_tokens)
+    if not _depends_on_place(plain_results, axes_seen):
+        _refuse_counting_heads(form, plain_results)
         raise UnfitCall("no position reaches what it returns: equal tokens get equal rows")
     ignores_positions = False
     if form.takes_positions:
-        spread = tensors_of_call(positions=2 * torch.arange(many))
-        ignores_positions = not any(_differ(a, b) for a, b in zip(spread, plain, strict=True))
+        results_of_spread = tensors_of_call(positions=2 * torch.arange(many_tokens))
+        ignores_positions = not any(
+            _differ(a, b) for a, b in zip(results_of_spread, plain_results, strict=True)
+        )
     reader = reader_of_results(run, returns, form, width, axes)
     module = make_copy()
-    stated = stated_max_positions(module)
+    stated_limit = stated_max_positions(module)
     return Subject(
         module,
         make_copy,
@@ -236,7 +238,7 @@ def _prove_subject(
         reader,
         width,
         heads,
-        stated_positions=stated,
+        stated_positions=stated_limit,
         ignores_positions=ignores_positions,
     )
 
@@ -306,10 +308,10 @@ def _refuse_mixing_tokens(
             rows_before = rows_by_position(before, part_axes[0])[others]
             rows_after = rows_by_position(after, part_axes[0])[others]
             if _differ(rows_before, rows_after):
-                moved = absolute_difference(rows_before, rows_after).max().item()
+                largest_move = absolute_difference(rows_before, rows_after).max().item()
                 raise MixesTokens(
-                    f"another content of token {changed} moves other tokens' rows by {moved:.2g}: "
-                    "a layer that reads the sequence, and no position module"
+                    f"another content of token {changed} moves other tokens' rows by "
+                    f"{largest_move:.2g}: a layer that reads the sequence, and no position module"
                 )
 
 
@@ -364,10 +366,13 @@ def with_longest_length(subject: Subject) -> Subject:
         if error is not None:
             return _with_refusal_between(subject, num_accepted, count, error)
         num_accepted = count
-        size = subject.read_result(subject.make_inputs(count)).numel()
+        num_numbers = subject.read_result(subject.make_inputs(count)).numel()
         is_bias = subject.reader.kind == "bias"
-        most = _MAX_NUMBERS if is_bias else 2 * _MAX_NUMBERS
-        if time.perf_counter() - start > SLOW_SECONDS or size * (4 if is_bias else 2) > most:
+        max_numbers = _MAX_NUMBERS if is_bias else 2 * _MAX_NUMBERS
+        if (
+            time.perf_counter() - start > SLOW_SECONDS
+            or num_numbers * (4 if is_bias else 2) > max_numbers
+        ):
             break
     return replace(subject, length=num_accepted)
 
