@@ -43,9 +43,9 @@ def attention_calls(case: Case) -> dict[str, Call]:
     functions: dict[str, Callable[..., Any]] = {"SDPA": _sdpa_function(case)}
     weights: dict[str, list[Tensor]] = {}
     for run in case.runs:
-        name, _, how = run.partition(", ")
+        name, _, variant = run.partition(", ")
         encoding = build_encoding(name, case)
-        functions[run] = _attention_function(case, encoding, how)
+        functions[run] = _attention_function(case, encoding, variant)
         weights[run] = [w for w in encoding.parameters() if w.requires_grad]
         with torch.no_grad():
             # Only a few rows: the reference holds all scores of its rows at once.
@@ -76,14 +76,14 @@ def layer_calls(case: Case) -> dict[str, Call]:
         nn.Linear(case.width, heads * case.head_dim, bias=False) for heads in head_counts
     ]
     output_projection = nn.Linear(case.width, case.width, bias=False)
-    attend = _sdpa_function(case)
+    attention = _sdpa_function(case)
 
     def call_without_positions() -> Tensor:
         q, k, v = (
             project(x).unflatten(-1, (-1, case.head_dim)).transpose(1, 2)
             for project in input_projections
         )
-        return output_projection(attend(q, k, v).transpose(1, 2).flatten(-2))
+        return output_projection(attention(q, k, v).transpose(1, 2).flatten(-2))
 
     def call_with_encoding(name: str) -> Call:
         layer = Attention(
@@ -292,10 +292,10 @@ def _timed_call(
     def call() -> None:
         # Detached anew, so that no call sees the graph of another.
         leaves = [t.detach().requires_grad_() for t in inputs]
-        out = run(*leaves)
-        outs = [out] if isinstance(out, Tensor) else list(out)
+        result = run(*leaves)
+        results = [result] if isinstance(result, Tensor) else list(result)
         # allow_unused: not every weight of an encoding takes part in every call.
-        torch.autograd.grad(outs, [*leaves, *weights], grads, allow_unused=True)
+        torch.autograd.grad(results, [*leaves, *weights], grads, allow_unused=True)
 
     return call
 

@@ -96,16 +96,19 @@ class Case:
 
     def flops(self) -> int:
         """Return an estimate of the additions and multiplications of a run without positions."""
-        tokens = self.batch * self.q_len
+        num_tokens = self.batch * self.q_len
         if self.group == "rotation":
             # Forty operations for each channel of queries and keys: chosen, not derived.
-            count = 40 * tokens * (self.heads + self.kv_heads) * self.head_dim
+            count = 40 * num_tokens * (self.heads + self.kv_heads) * self.head_dim
         else:
             # Two products, q k^T and weights v, each with a multiplication and an addition for
             # every pair and channel. A causal mask hides half of the pairs where q and k are as
             # long.
-            pairs = tokens * self.num_keys // (2 if self.num_keys == self.q_len else 1)
-            count = 4 * pairs * self.width * max(self.layers, 1) + 2 * tokens * self.layer_weights
+            num_pairs = num_tokens * self.num_keys // (2 if self.num_keys == self.q_len else 1)
+            count = (
+                4 * num_pairs * self.width * max(self.layers, 1)
+                + 2 * num_tokens * self.layer_weights
+            )
         # Gradients of both factors of each product take two more products.
         return count * (3 if self.backward else 1)
 
@@ -115,21 +118,25 @@ class Case:
         speed: operations a second, per thread; the default is chosen, not derived.
         """
         # In times of attention without positions: chosen, not derived.
-        weights = sum(4 if run.partition(",")[0] in CONTENT_ENCODINGS else 1.3 for run in self.runs)
-        return self.flops() * (weights + len(self.baselines)) / (speed * threads)
+        relative_cost = sum(
+            4 if run.partition(",")[0] in CONTENT_ENCODINGS else 1.3 for run in self.runs
+        )
+        return self.flops() * (relative_cost + len(self.baselines)) / (speed * threads)
 
     def min_bytes(self) -> int:
         """Return the bytes of inputs, outputs and weights, an estimate of the least memory that
         a run needs."""
         # Models run under autocast in 16 bits: their weights and residual streams stay float32.
         bytes_per_number = 4 if self.dtype == "float32" or self.layers else 2
-        tokens = self.batch * max(self.q_len, self.num_keys) * max(self.layers, 1)
+        num_tokens = self.batch * max(self.q_len, self.num_keys) * max(self.layers, 1)
         # Five tensors of the size of q, of all layers: chosen, not derived.
-        num_bytes = 5 * bytes_per_number * tokens * max(self.heads, self.kv_heads) * self.head_dim
+        num_bytes = (
+            5 * bytes_per_number * num_tokens * max(self.heads, self.kv_heads) * self.head_dim
+        )
         num_bytes += bytes_per_number * self.layer_weights * (len(self.runs) + len(self.baselines))
         # These project the vectors of relative positions by a weight of their own.
-        projecting = sum(run.startswith(("transformer_xl", "deberta")) for run in self.runs)
-        return num_bytes + bytes_per_number * projecting * self.width**2
+        num_projecting = sum(run.startswith(("transformer_xl", "deberta")) for run in self.runs)
+        return num_bytes + bytes_per_number * num_projecting * self.width**2
 
 
 def select_cases(
@@ -144,13 +151,13 @@ def select_cases(
     for case in CASES:
         if case.group not in groups:
             continue
-        sized = _with_sizes(case, heads, kv_heads, head_dim)
+        sized_case = _with_sizes(case, heads, kv_heads, head_dim)
         for length in lengths or (0,):
-            if length and sized.kv_len:
-                sized = replace(sized, kv_len=length)
+            if length and sized_case.kv_len:
+                sized_case = replace(sized_case, kv_len=length)
             elif length:
-                sized = replace(sized, q_len=length)
-            cases.setdefault(replace(sized, runs=()), sized)
+                sized_case = replace(sized_case, q_len=length)
+            cases.setdefault(replace(sized_case, runs=()), sized_case)
     return list(cases.values())
 
 

@@ -201,12 +201,12 @@ def _measure_cases(
     machine = measure.machine_facts()
     rows: list[dict[str, Any]] = []
     for case in cases:
-        of_case = [
+        rows_of_case = [
             _case_columns(case) | row for row in measure.measure_case(case, thread_counts, rounds)
         ]
-        rows += of_case
+        rows += rows_of_case
         if not in_json:
-            for section in measured_sections(of_case):
+            for section in measured_sections(rows_of_case):
                 show_section(section, console)
         if out is not None:
             write_atomically(out, _results_as_json(machine, rows))
@@ -242,8 +242,8 @@ def _check_and_time_device(
     if device == "cuda":
         check_device(device)
     machine, dtypes = _machine_and_dtypes(device)
-    card = "-".join(re.findall(r"[A-Za-z0-9]+", machine["device"]))
-    out = Path(f"bench-{card}.json") if out is None else out
+    device_name = "-".join(re.findall(r"[A-Za-z0-9]+", machine["device"]))
+    out = Path(f"bench-{device_name}.json") if out is None else out
     prepare_results(out, _RESULTS_PREFIX)
     rows: list[dict[str, Any]] = []
     for row in _device_rows(device, lengths, heads, include_longest, dtypes):
@@ -266,11 +266,11 @@ def _device_rows(
     from posenc.bench import cases, device_check
 
     all_but_longest = device_check.LENGTHS[:-1]
-    checked = lengths or (device_check.LENGTHS if include_longest else all_but_longest)
-    yield from device_check.check_encodings(device, checked, dtypes, _DEVICE_BUDGET_SECONDS)
-    timed = lengths or _DEVICE_LENGTHS + (_LONG_DEVICE_LENGTHS if include_longest else ())
+    checked_lengths = lengths or (device_check.LENGTHS if include_longest else all_but_longest)
+    yield from device_check.check_encodings(device, checked_lengths, dtypes, _DEVICE_BUDGET_SECONDS)
+    timed_lengths = lengths or _DEVICE_LENGTHS + (_LONG_DEVICE_LENGTHS if include_longest else ())
     began = time.perf_counter()
-    for case in cases.device_cases(device, timed, heads, dtypes[-1]):
+    for case in cases.device_cases(device, timed_lengths, heads, dtypes[-1]):
         is_late = time.perf_counter() - began > _DEVICE_BUDGET_SECONDS
         for row in [{"left_out": "out of time"}] if is_late else _timing_rows(case):
             yield _case_columns(case) | row
@@ -321,15 +321,15 @@ def _runnable_cases(cases: "list[Case]", *, refuses: bool) -> "tuple[list[Case],
     runnable: list[Case] = []
     notes: list[str] = []
     for case in cases:
-        needs = ""
+        requirement = ""
         if lacks_transformers and case.group in GROUPS_WITH_TRANSFORMERS:
             if refuses:
                 require_package("transformers", f"bench: {case.group}")
-            needs = "transformers"
+            requirement = "transformers"
         elif case.group == "training" and case.dtype == "bfloat16":
-            needs = "" if cpu_multiplies_bfloat16() else "a CPU with bfloat16"
-        if needs:
-            notes.append(f"bench: {case.group} {case.title} needs {needs}: left out")
+            requirement = "" if cpu_multiplies_bfloat16() else "a CPU with bfloat16"
+        if requirement:
+            notes.append(f"bench: {case.group} {case.title} needs {requirement}: left out")
         else:
             runnable.append(case)
     return runnable, notes
@@ -361,37 +361,40 @@ def _cases_within_limits(
     advice = "Take smaller --lengths, --heads or --head-dim, or fewer --repeats."
     selected: list[Case] = []
     notes: list[str] = []
-    total = 0.0
+    total_seconds = 0.0
     for case in cases:
         name = f"{case.group} {case.title}"
-        size = case.min_bytes()
-        check_memory_or_disk(f"bench: tensors of {name}", size, memory_bytes(), advice)
+        least_bytes = case.min_bytes()
+        check_memory_or_disk(f"bench: tensors of {name}", least_bytes, memory_bytes(), advice)
         # Memory is measured in one call: it does not vary as time does.
         rounds_of_case = _Rounds(1, 0.0, 1) if case.group == "memory" else rounds
-        seconds = sum(_expected_seconds(case, rounds_of_case, count) for count in thread_counts)
+        seconds = sum(
+            _expected_seconds(case, rounds_of_case, num_threads) for num_threads in thread_counts
+        )
         least_seconds = int(_least_seconds(case, rounds_of_case, thread_counts))
         check_time(f"bench: {name}", least_seconds, False, advice)
-        is_large = seconds > max_seconds or size > _MAX_DEFAULT_CASE_BYTES
+        is_large = seconds > max_seconds or least_bytes > _MAX_DEFAULT_CASE_BYTES
         if is_large:
-            needs = f"{_describe_duration(seconds)}, at least {readable_size(size)}"
-            notes.append(f"bench: {'' if keeps_large else 'left out '}{name}: {needs}")
+            cost_in_words = f"{_describe_duration(seconds)}, at least {readable_size(least_bytes)}"
+            notes.append(f"bench: {'' if keeps_large else 'left out '}{name}: {cost_in_words}")
         if keeps_large or not is_large:
             selected.append(case)
-            total += seconds
-    tail = "; --all or --only runs those left out" if len(selected) < len(cases) else ""
-    count = f"{len(selected)} {'case' if len(selected) == 1 else 'cases'}"
-    return selected, [*notes, f"bench: {count}, {_describe_duration(total)}{tail}"]
+            total_seconds += seconds
+    left_out_clause = "; --all or --only runs those left out" if len(selected) < len(cases) else ""
+    cases_in_words = f"{len(selected)} {'case' if len(selected) == 1 else 'cases'}"
+    return selected, [
+        *notes,
+        f"bench: {cases_in_words}, {_describe_duration(total_seconds)}{left_out_clause}",
+    ]
 
 
 def _least_seconds(case: "Case", rounds: _Rounds, thread_counts: Sequence[int]) -> float:
     """Return a lower bound of the seconds that a case takes, measured with all `thread_counts`: its
     operations and calls on cores that are faster than any."""
     seconds = 0.0
-    for count in thread_counts:
-        rounds_with_untimed_first = rounds.min_rounds + 1
-        seconds += rounds_with_untimed_first * case.round_seconds(
-            count, _OPERATIONS_PER_SECOND_LIMIT
-        )
+    for num_threads in thread_counts:
+        num_rounds = rounds.min_rounds + 1
+        seconds += num_rounds * case.round_seconds(num_threads, _OPERATIONS_PER_SECOND_LIMIT)
     # However small its tensors, no call takes less than a tenth of a millisecond.
     return seconds + rounds.min_rounds / _CALLS_PER_SECOND_LIMIT
 

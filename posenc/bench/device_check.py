@@ -61,8 +61,8 @@ def check_encodings(
                 continue
             exact = _build_exact_layer(encoding, length)
             for dtype in dtypes:
-                for checked in _check_dtype(exact, device, dtype):
-                    yield row | {"dtype": dtype} | checked
+                for result in _check_dtype(exact, device, dtype):
+                    yield row | {"dtype": dtype} | result
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,13 @@ def _check_implementation(
 
 def _overflow_reason(exact_results: Sequence[Any], dtype: torch.dtype) -> str | None:
     """Return why this dtype cannot hold the exact results; None if it can."""
-    largest = max(t.abs().max().item() for t in exact_results if t is not None)
+    largest_result = max(t.abs().max().item() for t in exact_results if t is not None)
     largest_of_dtype = torch.finfo(dtype).max
     # A quarter, chosen: sums of which a result is the end may be larger on the way.
-    if largest < largest_of_dtype / 4:
+    if largest_result < largest_of_dtype / 4:
         return None
     return (
-        f"results reach {largest:,.0f}, and the largest number of {dtype} is "
+        f"results reach {largest_result:,.0f}, and the largest number of {dtype} is "
         f"{largest_of_dtype:,.0f}"
     )
 
@@ -185,8 +185,8 @@ def _output_and_gradients(
     if isinstance(positions, range):
         embedded_positions = torch.arange(x.shape[1], device=x.device)
     x = encoding.embed(x, embedded_positions)
-    out = layer.attention(x, positions, mask=masks.causal, encoding=encoding.for_layer(0))
-    return [out, *torch.autograd.grad(out, leaves, grad.to(out), allow_unused=True)]
+    output = layer.attention(x, positions, mask=masks.causal, encoding=encoding.for_layer(0))
+    return [output, *torch.autograd.grad(output, leaves, grad.to(output), allow_unused=True)]
 
 
 def _largest_error(
@@ -201,7 +201,7 @@ def _largest_error(
         are in any case: the output and the gradient of the input.
     """
     magnitudes = [0.0 if t is None else t.abs().max().item() for t in expected]
-    worst = 0.0
+    largest_error = 0.0
     for i, (tensor, exact) in enumerate(zip(results, expected, strict=True)):
         if tensor is None and exact is None:
             continue
@@ -213,8 +213,8 @@ def _largest_error(
         error /= max(1e-2, *compared_magnitudes)
         if not math.isfinite(error):
             return math.inf
-        worst = max(worst, error)
-    return worst
+        largest_error = max(largest_error, error)
+    return largest_error
 
 
 def type_and_first_line(error: Exception) -> str:

@@ -116,8 +116,8 @@ def attention_memory(case: Case) -> dict[str, int]:
 
 def _bytes_moved_by_rotation(case: Case) -> int:
     """Return the bytes that a rotation reads and writes: queries and keys once each way."""
-    numbers = case.batch * case.q_len * (case.heads + case.kv_heads) * case.head_dim
-    return 2 * numbers * getattr(torch, case.dtype).itemsize
+    num_numbers = case.batch * case.q_len * (case.heads + case.kv_heads) * case.head_dim
+    return 2 * num_numbers * getattr(torch, case.dtype).itemsize
 
 
 def machine_facts() -> dict[str, str]:
@@ -152,11 +152,11 @@ def time_interleaved_rounds(
     gc.disable()
     try:
         began = time.perf_counter()
-        for done in range(rounds):
-            if done >= min_rounds and time.perf_counter() - began > max_seconds:
+        for num_done in range(rounds):
+            if num_done >= min_rounds and time.perf_counter() - began > max_seconds:
                 break
-            first = done % len(names)
-            for name in names[first:] + names[:first]:
+            first_index = num_done % len(names)
+            for name in names[first_index:] + names[:first_index]:
                 if name in short_calls:
                     results.append(calls[name]())
                 times[name].append(
@@ -184,8 +184,8 @@ def _seconds_of_call(call: Call) -> float:
 def clock_name() -> str:
     """Return the clock that `time_interleaved_rounds` reads: "thread" (CPU time) if torch has one
     thread, "wall" if it has several, or uses a GPU."""
-    wall = torch.get_num_threads() > 1 or torch.cuda.is_initialized()
-    return "wall" if wall else "thread"
+    uses_wall_clock = torch.get_num_threads() > 1 or torch.cuda.is_initialized()
+    return "wall" if uses_wall_clock else "thread"
 
 
 def triggers_compilation(call: Call) -> bool:
@@ -220,18 +220,18 @@ def median_ratio(values: Sequence[float], baseline: Sequence[float]) -> list[flo
     # The largest k whose chance is at most half of 5 %, as the interval has two ends; 0 without
     # any.
     rank = sum(chance <= 0.025 for chance in chances)
-    low = max(rank - 1, 0)  # its index, which counts from 0
-    return [statistics.median_low(ratios), ratios[low], ratios[count - 1 - low]]
+    low_index = max(rank - 1, 0)  # its index, which counts from 0
+    return [statistics.median_low(ratios), ratios[low_index], ratios[count - 1 - low_index]]
 
 
 def peak_bytes(call: Call) -> int:
     """Return the peak bytes that torch allocates during `call`, result included, on the GPU if one
     is used, otherwise on the CPU. Freed memory that the system keeps is not counted."""
     if torch.cuda.is_initialized():
-        before = torch.cuda.memory_allocated()
+        bytes_before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        kept = call()  # noqa: F841 - its memory counts, too
-        return torch.cuda.max_memory_allocated() - before
+        kept_result = call()  # noqa: F841 - its memory counts, too
+        return torch.cuda.max_memory_allocated() - bytes_before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     with tempfile.TemporaryDirectory() as folder:

@@ -14,11 +14,11 @@ line of the file that --out writes."""
 def report_of(machine: dict[str, Any], rows: Sequence[Row]) -> Report:
     """Return the report: the checks of a device if there are any, and what each run costs."""
     verdicts = [row["ok"] for row in rows if "ok" in row]
-    cases = {(row["group"], row["case"]) for row in rows if "run" in row}
-    headline = f"{_count_in_words(len(cases), 'case')} measured on {machine['device']}."
+    measured_cases = {(row["group"], row["case"]) for row in rows if "run" in row}
+    headline = f"{_count_in_words(len(measured_cases), 'case')} measured on {machine['device']}."
     if verdicts:
-        wrong = verdicts.count(False)
-        headline = f"{_count_in_words(len(verdicts), 'check')}, {wrong} wrong; {headline}"
+        num_wrong = verdicts.count(False)
+        headline = f"{_count_in_words(len(verdicts), 'check')}, {num_wrong} wrong; {headline}"
     return Report(
         "What position encodings cost",
         headline,
@@ -34,11 +34,11 @@ def _count_in_words(number: int, name: str) -> str:
 
 def _sections_of_wrong_results(rows: Sequence[Row]) -> list[Section]:
     """Return the section about wrong results, in a list; an empty list if there are none."""
-    wrong = [_wrong_cells(row) for row in rows if row.get("ok") is False]
-    if not wrong:
+    wrong_rows = [_wrong_cells(row) for row in rows if row.get("ok") is False]
+    if not wrong_rows:
         return []
     header = ["of", "tokens", "dtype", "implementation", "error"]
-    return [Section("Wrong results", [Table(header, wrong, "Wrong results")])]
+    return [Section("Wrong results", [Table(header, wrong_rows, "Wrong results")])]
 
 
 def _sections_of_left_out(rows: Sequence[Row]) -> list[Section]:
@@ -89,8 +89,8 @@ def measured_sections(rows: Iterable[Row]) -> list[Section]:
 def _table_of_runs(rows: Sequence[Row], caption: str) -> Table:
     """Return the table of a case: for each run its memory, or its time and its ratios."""
     if "mib" in rows[0]:  # then all rows of the case have it
-        lines = [[row["run"], Number(row["mib"], form=".1f", unit=" MiB")] for row in rows]
-        return Table(["run", "memory"], lines, caption)
+        memory_rows = [[row["run"], Number(row["mib"], form=".1f", unit=" MiB")] for row in rows]
+        return Table(["run", "memory"], memory_rows, caption)
     bases = [*rows[0]["ratios"]]
     header: list[str | Heading] = ["run", "median"]
     header += [Heading(f"ratio to {base}", "with its 95 % interval") for base in bases]

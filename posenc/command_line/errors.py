@@ -22,8 +22,8 @@ def one_line(error: BaseException) -> str:
 
 def describe_os_error(error: OSError) -> str:
     """Return which file the system could not open, and why: "a.txt: no such file or folder"."""
-    why = "no such file or folder" if error.errno == errno.ENOENT else error.strerror
-    return f"{error.filename}: {why}." if error.filename else f"{error}"
+    reason = "no such file or folder" if error.errno == errno.ENOENT else error.strerror
+    return f"{error.filename}: {reason}." if error.filename else f"{error}"
 
 
 def disk_is_full(error: BaseException) -> bool:

@@ -103,10 +103,10 @@ def _sort_options(params: list[Any], function: Callable[..., Any]) -> None:
             continue
         param.help = escape(param.help)  # rich takes [lm-eval] for a style
         if param.metavar is None:
-            kind = parameters[param.name].annotation
-            while inner := get_args(kind):  # Annotated, None or a list of it
-                kind = inner[0]
-            param.metavar = METAVARS[kind]
+            value_type = parameters[param.name].annotation
+            while inner_types := get_args(value_type):  # Annotated, None or a list of it
+                value_type = inner_types[0]
+            param.metavar = METAVARS[value_type]
     options = [p for p in params if p.param_type_name == "option"]
     arguments = [p for p in params if p.param_type_name != "option"]
     options.sort(key=lambda p: PANELS.index(p.rich_help_panel))
@@ -158,9 +158,11 @@ def _report_error(error: BaseException, arguments: Sequence[str]) -> int:
         case KeyboardInterrupt() | _Abort():
             return _write_error(RESTART_HINT, CTRL_C_EXIT_CODE)
         case _UsageError():
-            usage: Any = error
-            command = usage.ctx.command_path if usage.ctx else _command_path(arguments)
-            return _write_error(f"{usage.format_message().rstrip('.')}; see {command} --help.", 2)
+            usage_error: Any = error
+            command = usage_error.ctx.command_path if usage_error.ctx else _command_path(arguments)
+            return _write_error(
+                f"{usage_error.format_message().rstrip('.')}; see {command} --help.", 2
+            )
         case RunFailed():
             return _write_error(str(error), 1)
         case BrokenPipeError():  # `posenc list | head`
@@ -182,8 +184,8 @@ def _report_missing_package(error: ModuleNotFoundError, arguments: Sequence[str]
     """Print on stderr the extra to install if the missing package belongs to one, else the error;
     return the exit code."""
     command = arguments[0] if arguments else ""
-    needed = SUFFICIENT_EXTRAS.get(command, "torch")
-    extra = install_hint(error, needed)
+    default_extra = SUFFICIENT_EXTRAS.get(command, "torch")
+    extra = install_hint(error, default_extra)
     return _write_error(extra or f"{error}", 2 if extra else 1, error)
 
 

@@ -39,8 +39,10 @@ def check_choice(option: str, value: str, known: Iterable[str]) -> str:
     *names, last = known = [*known]
     if value in known:
         return value
-    near = get_close_matches(value, known, n=1) or get_close_matches(value.lower(), known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    close_choices = get_close_matches(value, known, n=1) or get_close_matches(
+        value.lower(), known, n=1
+    )
+    hint = f" Did you mean {close_choices[0]!r}?" if close_choices else ""
     raise ValueError(
         f"{option} must be {', '.join(names)}{' or ' if names else ''}{last}, got {value!r}.{hint}"
     )

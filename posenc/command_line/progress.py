@@ -70,8 +70,8 @@ class Bars(Progress):
             self.bar_ids[name] = self.add_task(
                 show_hidden_characters(name), total=total, remark="", left=""
             )
-        left = "" if seconds_left is None else f"{readable_duration(seconds_left)} left"
-        self.update(self.bar_ids[name], completed=done, remark=remark, left=left)
+        time_left = "" if seconds_left is None else f"{readable_duration(seconds_left)} left"
+        self.update(self.bar_ids[name], completed=done, remark=remark, left=time_left)
 
     def remove(self, name: str) -> None:
         """Remove the bar, if there is one."""

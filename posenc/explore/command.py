@@ -58,18 +58,18 @@ def page_data_of(path: Path) -> dict[str, Any]:
     source = load(path)
     if source.metadata is not None:
         raise ValueError(f"{path}: a GGUF file has no config.json; posenc doctor reads it.")
-    case, found, unjudged = Case(source), [], ""
+    case, case_findings, why_unjudged = Case(source), [], ""
     try:
         case.require_known()
-        found = findings(case)
-        unjudged = "" if found else case.why_unclear
+        case_findings = findings(case)
+        why_unjudged = "" if case_findings else case.why_unclear
     except UnknownFamilyError as unknown:
-        unjudged = str(unknown)
+        why_unjudged = str(unknown)
     return {
         "text": json.dumps(source.config, indent=2, ensure_ascii=False),
         "path": shlex.quote(str(path)),
-        "findings": [finding.as_json() for finding in found],
-        "unjudged": unjudged,
+        "findings": [finding.as_json() for finding in case_findings],
+        "unjudged": why_unjudged,
         "runtimes": {name: computed.as_json() for name, computed in case.computed.items()},
     }
 

@@ -60,25 +60,27 @@ def find_text(texts: Sequence[str]) -> TextSource:
     # Since the last call a comparison may have begun, or been deleted.
     _is_comparison_folder.cache_clear()
     paths: dict[Path, None] = {}  # without repeats, in the order in which they are named
-    count = 0
+    num_found = 0
     for text in texts:
-        count_before = count
+        count_before = num_found
         for file in _iterate_named_files(text):
-            count += 1
-            if count > MAX_FILES:
+            num_found += 1
+            if num_found > MAX_FILES:
                 raise ValueError(
                     f"--text: more than {MAX_FILES:,} files, the last in {text}. Join them into "
                     "fewer."
                 )
             paths[file.resolve()] = None
-        if count == count_before:
+        if num_found == count_before:
             raise ValueError(
                 f"{_why_no_file(text)}: {text}. --text takes files, folders and globs."
             )
     root = Path(os.path.commonpath([path.parent for path in paths]))
-    named = sorted((_decode_as_utf8(path.relative_to(root).as_posix()), path) for path in paths)
+    named_paths = sorted(
+        (_decode_as_utf8(path.relative_to(root).as_posix()), path) for path in paths
+    )
     name = ", ".join(_decode_as_utf8(Path(text).name or text) for text in texts)
-    return TextSource(name, tuple(named))
+    return TextSource(name, tuple(named_paths))
 
 
 def _why_no_file(text: str) -> str:

@@ -114,11 +114,11 @@ def parse_bounded_json(text: str, **hooks: Any) -> Any:
 
 def _containers_in(containers: list[Any]) -> list[Any]:
     """Return the dicts and lists that are items of these dicts and lists."""
-    inner = []
+    inner_containers = []
     for container in containers:
         items = container.values() if isinstance(container, dict) else container
-        inner += [item for item in items if isinstance(item, dict | list)]
-    return inner
+        inner_containers += [item for item in items if isinstance(item, dict | list)]
+    return inner_containers
 
 
 def _parse_whole_number(digits: str) -> int:
@@ -151,8 +151,10 @@ class Record:
 def check_count(name: str, value: int, least: int = 0) -> None:
     """Raise ValueError unless value is a count from `least` to LARGEST_COUNT."""
     if not least <= value <= LARGEST_COUNT:
-        got = str(value) if len(str(value)) < 20 else f"a number of {len(str(value))} digits"
-        raise ValueError(f"{name} must be from {least} to 2^53, got {got}.")
+        got_in_words = (
+            str(value) if len(str(value)) < 20 else f"a number of {len(str(value))} digits"
+        )
+        raise ValueError(f"{name} must be from {least} to 2^53, got {got_in_words}.")
 
 
 def check_text_length(name: str, value: str, most: int) -> None:
@@ -291,12 +293,12 @@ def _convert_dataclass(kind: Any, value: Any, where: str) -> Any:
 def _check_fields(kind: Any, value: dict[str, Any], where: str) -> None:
     """Raise ValueError for fields that the dataclass `kind` needs or does not have."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    needed = {
+    needed_names = {
         name for name, field in fields.items() if field.default is field.default_factory is MISSING
     }
-    missing = needed - value.keys()
-    unknown = value.keys() - fields.keys()
-    if wrong := sorted(missing | unknown):
-        cut_names = [name[:_LONGEST_NAME_SHOWN] for name in wrong]
+    missing_names = needed_names - value.keys()
+    unknown_names = value.keys() - fields.keys()
+    if wrong_names := sorted(missing_names | unknown_names):
+        cut_names = [name[:_LONGEST_NAME_SHOWN] for name in wrong_names]
         names = ", ".join(name if name.isidentifier() else repr(name) for name in cut_names)
         raise ValueError(f"{where}: missing or unknown fields: {names}.")

@@ -33,18 +33,20 @@ def check_device(device: str, advice: str = "Use --device cpu.") -> None:
     }[device]
     if backend.is_available():
         return
-    built = (torch.backends.cuda if device == "cuda" else torch.backends.mps).is_built()
-    why = "" if built else f", because torch {torch.__version__} is built without {device.upper()}"
-    raise ValueError(f"--device {device}: torch sees no {name} here{why}. {advice}")
+    is_built = (torch.backends.cuda if device == "cuda" else torch.backends.mps).is_built()
+    reason_clause = (
+        "" if is_built else f", because torch {torch.__version__} is built without {device.upper()}"
+    )
+    raise ValueError(f"--device {device}: torch sees no {name} here{reason_clause}. {advice}")
 
 
 def check_bfloat16(device: str) -> None:
     """Raise ValueError for a GPU that does not multiply bfloat16, such as a V100 or T4, where it
     would be emulated."""
     if device == "cuda" and default_precision(device) != "bfloat16":
-        card = torch.cuda.get_device_name()
+        gpu_name = torch.cuda.get_device_name()
         raise ValueError(
-            f"--precision bfloat16: {card} does not multiply bfloat16. Give float32, or auto."
+            f"--precision bfloat16: {gpu_name} does not multiply bfloat16. Give float32, or auto."
         )
 
 
@@ -83,9 +85,9 @@ def memory_bytes() -> int | None:
         limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     except (AttributeError, ValueError, OSError):  # Windows
         return None
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+    for limit_file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            limits.append(int(Path(limit).read_text(encoding="ascii")))
+            limits.append(int(Path(limit_file).read_text(encoding="ascii")))
         except (OSError, ValueError):  # no control group, or "max"
             continue
     return min(limits)
@@ -95,15 +97,15 @@ def gpus() -> list[str]:
     """Return the GPUs that torch sees, each by the number or name that CUDA_VISIBLE_DEVICES of a
     child process takes for it; [] without GPUs."""
     variable = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    named = [name.strip() for name in variable.split(",")] if variable else []
-    return [named[i] if named else str(i) for i in range(torch.cuda.device_count())]
+    listed_gpus = [name.strip() for name in variable.split(",")] if variable else []
+    return [listed_gpus[i] if listed_gpus else str(i) for i in range(torch.cuda.device_count())]
 
 
 def names_of_cpu_and_gpus(device: str) -> str:
     """Return the names of the CPU and, for "cuda", of the GPUs that torch sees, as one text with
     semicolons."""
-    seen = range(torch.cuda.device_count() if device == "cuda" else 0)
-    return "; ".join([*sorted({torch.cuda.get_device_name(i) for i in seen}), processor()])
+    gpu_indices = range(torch.cuda.device_count() if device == "cuda" else 0)
+    return "; ".join([*sorted({torch.cuda.get_device_name(i) for i in gpu_indices}), processor()])
 
 
 def facts_for_report(device: str, precision: str, workers: int) -> dict[str, str]:
@@ -134,8 +136,8 @@ def check_memory_or_disk(
     Raises: ValueError with both numbers if more is needed than available.
     """
     if available is not None and needed > available:
-        needs = f"{what} need at least {readable_size(needed)} of {place}"
-        raise ValueError(f"{needs}, and there are {readable_size(available)}. {advice}")
+        needs_in_words = f"{what} need at least {readable_size(needed)} of {place}"
+        raise ValueError(f"{needs_in_words}, and there are {readable_size(available)}. {advice}")
 
 
 def check_time(what: str, seconds: int, may_take_longer: bool, advice: str) -> None:
@@ -161,6 +163,6 @@ def readable_size(count: int) -> str:
     """
     if count < 2**20:
         return f"{count:,} bytes"
-    unit, name = (2**30, "GiB") if count >= 2**30 else (2**20, "MiB")
-    tenths = 10 * count // unit  # whole numbers, because floats round large sizes
-    return f"{tenths // 10:,}.{tenths % 10} {name}"
+    unit_bytes, unit_name = (2**30, "GiB") if count >= 2**30 else (2**20, "MiB")
+    tenths = 10 * count // unit_bytes  # whole numbers, because floats round large sizes
+    return f"{tenths // 10:,}.{tenths % 10} {unit_name}"

@@ -89,9 +89,9 @@ def split_by_series(data: Data, by: str = SERIES) -> dict[Any, dict[str, np.ndar
     {"series": ["rope", "rope"], "loss": [3.0, 2.5]} -> {"rope": {"loss": array([3.0, 2.5])}}
     """
     names = np.asarray(data[by], dtype=object)
-    rest = {name: np.asarray(column) for name, column in data.items() if name != by}
+    other_columns = {name: np.asarray(column) for name, column in data.items() if name != by}
     return {
-        series: {name: column[names == series] for name, column in rest.items()}
+        series: {name: column[names == series] for name, column in other_columns.items()}
         for series in dict.fromkeys(names.tolist())
     }
 
@@ -124,13 +124,13 @@ def _place_in_words(place: Any) -> str:
 
 def csv_text(data: Data) -> str:
     """Return the table as CSV. Numbers have nine digits; what is unknown is empty."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(map(show_hidden_characters, data))
     writer.writerows(
         [_csv_cell(value) for value in row] for row in zip(*data.values(), strict=True)
     )
-    return out.getvalue()
+    return buffer.getvalue()
 
 
 def _csv_cell(value: Any) -> str:

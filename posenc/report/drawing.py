@@ -218,16 +218,18 @@ def draw_legend_above(drawn: Figure) -> None:
             entries.setdefault(label, handle)
     if not entries:
         return
-    room = 72 * drawn.get_figwidth()  # in points; an inch has 72
-    columns = next((n for n in (4, 3, 2) if _legend_width(list(entries), n) <= room), 1)
-    rows = -(-len(entries) // columns)
-    drawn.set_figheight(drawn.get_figheight() + LEGEND_ROW_INCHES * rows)
+    room_in_points = 72 * drawn.get_figwidth()  # in points; an inch has 72
+    num_columns = next(
+        (n for n in (4, 3, 2) if _legend_width(list(entries), n) <= room_in_points), 1
+    )
+    num_rows = -(-len(entries) // num_columns)
+    drawn.set_figheight(drawn.get_figheight() + LEGEND_ROW_INCHES * num_rows)
     with figure_style():  # the `with` in which the axes were drawn may have ended
         drawn.legend(
             list(entries.values()),
             list(entries),
             loc="outside upper left",
-            ncols=columns,
+            ncols=num_columns,
             handlelength=3.2,
             columnspacing=1.2,
             borderaxespad=0.2,
@@ -236,16 +238,16 @@ def draw_legend_above(drawn: Figure) -> None:
 
 def _legend_width(labels: Sequence[str], columns: int) -> float:
     """Return the estimated width of a legend with this many columns, in points."""
-    rows = -(-len(labels) // columns)
+    num_rows = -(-len(labels) // columns)
     # Of the longest label of each column, in units of the font size. A Chinese letter is 1 wide; a
     # Latin one is counted as 0.62: chosen.
-    widest = [
+    longest_widths = [
         max(sum(1.0 if east_asian_width(c) in "WF" else 0.62 for c in label) for label in column)
-        for column in (labels[i : i + rows] for i in range(0, len(labels), rows))
+        for column in (labels[i : i + num_rows] for i in range(0, len(labels), num_rows))
     ]
     # Besides its labels a column has a line of 3.2, see draw_legend_above, a space of 0.8 after it,
     # which is matplotlib's default, and a space of 1.2 to the next column.
-    return _STYLE["legend.fontsize"] * (sum(widest) + 5.2 * len(widest))
+    return _STYLE["legend.fontsize"] * (sum(longest_widths) + 5.2 * len(longest_widths))
 
 
 def set_length_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = None) -> None:
@@ -377,8 +379,8 @@ def write_svg(drawn: Figure, path: str | Path, description: str) -> None:
     svg = to_svg(drawn, description)
     svg = svg.replace("<svg ", f'<svg width="{width}" height="{height}" ', 1)
     start = svg.index(">") + 1
-    sheet = (
+    style_sheet = (
         f"svg{{{css_variables('light')}{SVG_RULES}}}"
         f"@media(prefers-color-scheme:dark){{svg{{{css_variables('dark')}}}}}"
     )
-    write_atomically(Path(path), f"{svg[:start]}<style>{sheet}</style>{svg[start:]}\n")
+    write_atomically(Path(path), f"{svg[:start]}<style>{style_sheet}</style>{svg[start:]}\n")

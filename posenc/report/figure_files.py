@@ -44,20 +44,20 @@ def write_figures(plots: Sequence[Plot], folder: Path) -> list[str]:
     Returns: notes on the files, such as on letters that no font has; often empty.
     """
     mark_figures(folder)
-    lacking: set[str] = set()
+    all_missing: set[str] = set()
     for plot in plots:
         if not plot.name:
             raise ValueError(f"The figure {plot.caption!r} has no name for its files.")
-        files, missing = _figure_bytes(plot.chart.figure)
-        lacking |= missing
-        for kind, content in files.items():
+        content_by_kind, missing_letters = _figure_bytes(plot.chart.figure)
+        all_missing |= missing_letters
+        for kind, content in content_by_kind.items():
             write_atomically(folder / f"{plot.name}.{kind}", content)
         write_atomically(folder / f"{plot.name}.csv", csv_text(plot.chart.data))
-    if not lacking:
+    if not all_missing:
         return []
     return [
-        f"No font of this machine has the letters {' '.join(sorted(lacking))}: PDF and PNG show "
-        "boxes; the SVG files show them wherever the reader has such a font."
+        f"No font of this machine has the letters {' '.join(sorted(all_missing))}: PDF and PNG "
+        "show boxes; the SVG files show them wherever the reader has such a font."
     ]
 
 
@@ -72,22 +72,24 @@ def _figure_bytes(figure: Figure) -> tuple[dict[str, bytes], set[str]]:
     )
     # 42 ("truetype") keeps letters selectable, as journals require; most Chinese fonts do not fit
     # it, and their letters are then drawn one by one.
-    fonts: dict[Any, Any] = {"pdf.fonttype": 3 if missing_letters else 42}
-    files = {}
+    font_settings: dict[Any, Any] = {"pdf.fonttype": 3 if missing_letters else 42}
+    content_by_kind = {}
     with (
         _use_fonts_of_machine(texts if missing_letters else ()),
         figure_style(),
-        matplotlib.rc_context(fonts),
-        warnings.catch_warnings(record=True) as caught,
+        matplotlib.rc_context(font_settings),
+        warnings.catch_warnings(record=True) as caught_warnings,
     ):
         warnings.simplefilter("always")
         for kind, metadata in _WITHOUT_DATE.items():
-            written = io.BytesIO()
+            buffer = io.BytesIO()
             figure.savefig(
-                written, format=kind, dpi=DOTS_PER_INCH, facecolor="white", metadata=metadata
+                buffer, format=kind, dpi=DOTS_PER_INCH, facecolor="white", metadata=metadata
             )
-            files[kind] = written.getvalue()
-    return files, _letters_in_warnings(str(warning.message) for warning in caught)
+            content_by_kind[kind] = buffer.getvalue()
+    return content_by_kind, _letters_in_warnings(
+        str(warning.message) for warning in caught_warnings
+    )
 
 
 @contextmanager

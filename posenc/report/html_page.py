@@ -165,15 +165,15 @@ def _link_words(body: str) -> str:
     for word, target in pages_by_word().items():
         page, hash_, place = target.partition("#")
         file = f"docs/{page}.md"
-        start = "<abbr"
-        end = "</abbr>"
+        opening_tag = "<abbr"
+        closing_tag = "</abbr>"
         if repository_url():
-            start = f'<a href="{repository_url()}/blob/main/{file}{hash_}{place}"'
-            end = "</a>"
+            opening_tag = f'<a href="{repository_url()}/blob/main/{file}{hash_}{place}"'
+            closing_tag = "</a>"
         pattern = (
             rf"({_OPENING_TAG}[^<]*?(?<![A-Za-z-]))({re.escape(escape_html(word))})(?![A-Za-z-])"
         )
-        link = rf'\1{start} title="{file}">\2{end}'
+        link = rf'\1{opening_tag} title="{file}">\2{closing_tag}'
         body = re.sub(pattern, link, body, count=1, flags=re.IGNORECASE)
     return body
 
@@ -346,15 +346,15 @@ def _class_attribute(is_numeric: bool, value: Value = None) -> str:
 
     _class_attribute(True) -> " class=number"
     """
-    names = []
+    classes = []
     if is_numeric:
-        names.append("number")
+        classes.append("number")
     elif isinstance(value, str) and len(value) > LONG_TEXT_LENGTH:
-        names.append("long")
+        classes.append("long")
     if isinstance(value, Cell) and value.tone:
-        names.append(f"tone{value.tone}")
-    quote = '"' if len(names) > 1 else ""
-    return f" class={quote}{' '.join(names)}{quote}" if names else ""
+        classes.append(f"tone{value.tone}")
+    quote = '"' if len(classes) > 1 else ""
+    return f" class={quote}{' '.join(classes)}{quote}" if classes else ""
 
 
 _PAGE_TEMPLATE = """<!doctype html>

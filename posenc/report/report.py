@@ -264,8 +264,8 @@ def _is_number(value: Value) -> bool:
 def _is_number_or_gap(value: Value) -> bool:
     """Return True for a number, for None or "", and for a Cell in place of a number: "–", or any
     text with a note that says why there is no number."""
-    noted = isinstance(value, Cell) and (bool(value.note) or value.text == "–")
-    return value is None or value == "" or _is_number(value) or noted
+    is_explained_gap = isinstance(value, Cell) and (bool(value.note) or value.text == "–")
+    return value is None or value == "" or _is_number(value) or is_explained_gap
 
 
 def named_tables(blocks: Iterable[Block]) -> dict[str, Table]:
@@ -339,13 +339,13 @@ def measured_value(cell: Value) -> Any:
 def table_csv(table: Table) -> str:
     """Return a table as CSV. Numbers have all their digits; what is unknown is empty."""
     rows = json_value(rows_of(table))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
     for line in ([*rows[0]] if rows else [], *(row.values() for row in rows)):
         writer.writerow(
             show_hidden_characters(value) if isinstance(value, str) else value for value in line
         )
-    return out.getvalue()
+    return buffer.getvalue()
 
 
 def join_names(names: Iterable[str]) -> str:

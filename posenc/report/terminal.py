@@ -91,9 +91,9 @@ def text_table(
     """
     table = RichTable(**options)
     for name in header:
-        side = "left" if name_column in (None, name) else "right"
+        alignment = "left" if name_column in (None, name) else "right"
         keeps_line = wraps_nothing or name == name_column
-        table.add_column(escape(name), overflow=overflow, justify=side, no_wrap=keeps_line)
+        table.add_column(escape(name), overflow=overflow, justify=alignment, no_wrap=keeps_line)
     for row in rows:
         table.add_row(*map(escape, row))
     return table
@@ -181,8 +181,8 @@ def _show_table(table: Table, console: Console) -> None:
 def _labelled_lines(block: Labelled, width: int) -> Iterator[str]:
     """Yield an empty line, and then the lines of a label with its sentences, wrapped between words
     at `width` columns, and its commands, a line each, beside it."""
-    before = f"{block.label}  "
-    indent = " " * cell_len(before)
+    prefix = f"{block.label}  "
+    indent = " " * cell_len(prefix)
     yield ""
     for part in block.parts:
         if isinstance(part, Code):
@@ -191,19 +191,19 @@ def _labelled_lines(block: Labelled, width: int) -> Iterator[str]:
             room = max(width - len(indent), MIN_SENTENCE_WIDTH)
             lines = textwrap.wrap(part, room, break_long_words=False, break_on_hyphens=False)
         for line in lines:
-            yield before + line
-            before = indent
+            yield prefix + line
+            prefix = indent
 
 
 def split_to_width(table: Table, width: int) -> Iterator[RichTable]:
     """Yield the table for a console of `width` columns: as many tables as its columns need, each
     with the names of the rows. No number is broken or cut; long texts are broken between words."""
     columns = _columns(table)
-    rest = columns[1:]
-    while rest:
-        count = _count_fitting_columns(columns[0], rest, width)
-        yield _table_of_columns(columns[0], rest[:count])
-        rest = rest[count:]
+    other_columns = columns[1:]
+    while other_columns:
+        count = _count_fitting_columns(columns[0], other_columns, width)
+        yield _table_of_columns(columns[0], other_columns[:count])
+        other_columns = other_columns[count:]
 
 
 class _Column(NamedTuple):
@@ -225,15 +225,21 @@ def _columns(table: Table) -> list[_Column]:
     notes = _notes(table)
     columns = []
     for i, is_numeric in enumerate(numeric_columns(table)):
-        name = table.header[i]
-        heading = name.text if isinstance(name, Heading) else name
+        header = table.header[i]
+        heading = header.text if isinstance(header, Heading) else header
         cells = [_noted_cell_text(row[i], notes) for row in table.rows]
         if is_numeric:
             heading = _break_heading(heading, max(map(cell_len, cells)))
         texts = [show_hidden_characters(text) for text in (*heading.split("\n"), *cells)]
-        whole = max(map(cell_len, texts))
-        least = whole if is_numeric else min(whole, max(map(_wrapped_width, texts)))
-        columns.append(_Column(heading, cells, is_numeric, least == whole, least + FRAME_WIDTH))
+        longest_width = max(map(cell_len, texts))
+        least_width = (
+            longest_width if is_numeric else min(longest_width, max(map(_wrapped_width, texts)))
+        )
+        columns.append(
+            _Column(
+                heading, cells, is_numeric, least_width == longest_width, least_width + FRAME_WIDTH
+            )
+        )
     return columns
 
 
@@ -269,9 +275,9 @@ def _table_of_columns(first: _Column, others: Sequence[_Column]) -> RichTable:
     table = RichTable()
     columns = [first, *others]
     for column in columns:
-        side = "right" if column.is_numeric else "left"
+        alignment = "right" if column.is_numeric else "left"
         heading = escape(column.heading)
-        table.add_column(heading, justify=side, no_wrap=column.is_whole, overflow="fold")
+        table.add_column(heading, justify=alignment, no_wrap=column.is_whole, overflow="fold")
     for line in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*map(escape, line))
     return table
@@ -285,5 +291,5 @@ def _notes(table: Table) -> list[str]:
 
 def _noted_cell_text(value: Value, notes: Sequence[str]) -> str:
     """Return the text of a cell, with the number of its note if it has one."""
-    noted = isinstance(value, Cell) and value.note
-    return f"{cell_text(value)} [{notes.index(noted) + 1}]" if noted else cell_text(value)
+    note = isinstance(value, Cell) and value.note
+    return f"{cell_text(value)} [{notes.index(note) + 1}]" if note else cell_text(value)
