@@ -54,23 +54,25 @@ def compare_position_ids(batch: Mapping[str, Any], model: Model) -> PositionIdRe
     """
     if model.model_type in MROPE:
         return _compare_mrope_ids(batch, model)
-    given = [key for key in MULTIMODAL if batch.get(key) is not None]
-    if given:
+    multimodal_keys = [key for key in MULTIMODAL if batch.get(key) is not None]
+    if multimodal_keys:
         raise UnknownFamilyError(
             f"posenc does not know the (t, h, w) positions of {model.model_type}, which "
-            f"{given[0]} asks for"
+            f"{multimodal_keys[0]} asks for"
         )
     rows = _require_nested_lists(batch, "position_ids", 2)
     lengths = [len(row) for row in rows]
     masks = _rows_beside_positions(batch, "attention_mask", lengths, 1)
     documents = _rows_beside_positions(batch, "documents", lengths, None)
     differences: list[str] = []
-    for i, (row, mask, numbers) in enumerate(zip(rows, masks, documents, strict=True)):
+    for i, (row, mask, documents_of_row) in enumerate(zip(rows, masks, documents, strict=True)):
         seen = [j for j, visible in enumerate(mask) if visible]
         got = [row[j] for j in seen]
-        named = None if numbers[0] is None else [numbers[j] for j in seen]
+        documents_seen = (
+            None if documents_of_row[0] is None else [documents_of_row[j] for j in seen]
+        )
         differences += _line_about_row(
-            i, seen, got, _text_positions(got, named), "the family's code"
+            i, seen, got, _text_positions(got, documents_seen), "the family's code"
         )
     return PositionIdReport(differences, [])
 
@@ -84,7 +86,7 @@ def _compare_mrope_ids(batch: Mapping[str, Any], model: Model) -> PositionIdRepo
     kinds = _rows_beside_positions(batch, "mm_token_type_ids", lengths, TEXT)
     documents = _rows_beside_positions(batch, "documents", lengths, None)
     grids = _grids_by_kind(batch, model)
-    merge = _patches_per_side(model)
+    patches_per_side = _patches_per_side(model)
     # The grids of all rows are in one list: each row goes on where the row before it stopped.
     grids_left = {kind: iter(each) for kind, each in grids.items()}
     grids_left_later = {kind: iter(each) for kind, each in grids.items()}
@@ -94,8 +96,12 @@ def _compare_mrope_ids(batch: Mapping[str, Any], model: Model) -> PositionIdRepo
         seen = [j for j, visible in enumerate(mask) if visible]
         got = [tuple(axis[j] for axis in row) for j in seen]
         tokens = [(documents[i][j], kinds[i][j]) for j in seen]
-        wanted = _mrope_positions_of_documents(tokens, grids_left, merge, sides_only=False)
-        later = _mrope_positions_of_documents(tokens, grids_left_later, merge, sides_only=True)
+        wanted = _mrope_positions_of_documents(
+            tokens, grids_left, patches_per_side, sides_only=False
+        )
+        later = _mrope_positions_of_documents(
+            tokens, grids_left_later, patches_per_side, sides_only=True
+        )
         who = "the family's code" if wanted == later else AUTHORS
         differences += _line_about_row(i, seen, got, wanted, who)
         if wanted != later:
@@ -134,12 +140,12 @@ def _grids_by_kind(batch: Mapping[str, Any], model: Model) -> dict[int, list[Gri
 def _patches_per_side(model: Model) -> int:
     """Return how many patches in a row, and how many in a column, become one token."""
     vision = model.config.get("vision_config")
-    merge = vision.get("spatial_merge_size", 2) if isinstance(vision, Mapping) else 2
-    if type(merge) is not int or merge < 1:
+    patches_per_side = vision.get("spatial_merge_size", 2) if isinstance(vision, Mapping) else 2
+    if type(patches_per_side) is not int or patches_per_side < 1:
         raise ValueError(
-            f"config.json: spatial_merge_size must be an integer above 0, got {merge!r}."
+            f"config.json: spatial_merge_size must be an integer above 0, got {patches_per_side!r}."
         )
-    return merge
+    return patches_per_side
 
 
 def _text_positions(got: list[int], documents: list[Any] | None) -> list[int]:
@@ -166,7 +172,7 @@ def _text_positions(got: list[int], documents: list[Any] | None) -> list[int]:
 def _mrope_positions_of_documents(
     tokens: list[tuple[Any, int]],
     grids: Mapping[int, Iterator[Grid]],
-    merge: int,
+    patches_per_side: int,
     *,
     sides_only: bool,
 ) -> list[Any]:
@@ -176,18 +182,24 @@ def _mrope_positions_of_documents(
     """
     wanted = []
     for _, own in groupby(tokens, lambda token: token[0]):
-        wanted += _mrope_positions([kind for _, kind in own], grids, merge, sides_only=sides_only)
+        wanted += _mrope_positions(
+            [kind for _, kind in own], grids, patches_per_side, sides_only=sides_only
+        )
     return wanted
 
 
 def _mrope_positions(
-    kinds: list[int], grids: Mapping[int, Iterator[Grid]], merge: int, *, sides_only: bool
+    kinds: list[int],
+    grids: Mapping[int, Iterator[Grid]],
+    patches_per_side: int,
+    *,
+    sides_only: bool,
 ) -> list[Any]:
     """Return the (t, h, w) of each token: text has three equal numbers, an image or a video its
     grid.
 
     kinds: TEXT, IMAGE or VIDEO of each token. grids: by kind, those not yet used, in patches.
-    merge: patches a token, along each side.
+    patches_per_side: patches a token.
     What follows goes on at the largest number before it plus 1; sides_only: after the larger of
     height and width, whatever the number of frames, as LATER do.
     """
@@ -200,7 +212,7 @@ def _mrope_positions(
             position += count
             continue
         while count > 0:
-            t, h, w = _next_grid_in_tokens(grids, kind, count, merge)
+            t, h, w = _next_grid_in_tokens(grids, kind, count, patches_per_side)
             for a, b, c in product(range(t), range(h), range(w)):
                 wanted.append((position + a, position + b, position + c))
             position += max(h, w) if sides_only else max(t, h, w)
@@ -209,19 +221,19 @@ def _mrope_positions(
 
 
 def _next_grid_in_tokens(
-    grids: Mapping[int, Iterator[Grid]], kind: int, count: int, merge: int
+    grids: Mapping[int, Iterator[Grid]], kind: int, count: int, patches_per_side: int
 ) -> Grid:
     """Return the (t, h, w) in tokens of the next image or video of a kind.
 
-    count: the tokens of the kind that are left in a row. merge: patches a token, along each side.
+    count: the tokens of the kind that are left in a row. patches_per_side: patches a token.
     Raises: ValueError where there is no grid, or one of more tokens.
     """
     grid = next(grids[kind], None) if kind in grids else None
     if grid is None:
         raise ValueError(f"{count} tokens of the kind {kind} have no grid.")
     t = grid[0]
-    h = grid[1] // merge
-    w = grid[2] // merge
+    h = grid[1] // patches_per_side
+    w = grid[2] // patches_per_side
     if not 0 < t * h * w <= count:
         raise ValueError(
             f"a grid of {t} * {h} * {w} tokens, with {count} of the kind {kind} in a row."
@@ -236,13 +248,13 @@ def _line_about_row(
 
     seen: the indices of the row's visible tokens. who: whose positions are wanted.
     """
-    wrong = [k for k, (a, b) in enumerate(zip(got, wanted, strict=True)) if a != b]
-    if not wrong:
+    wrong_places = [k for k, (a, b) in enumerate(zip(got, wanted, strict=True)) if a != b]
+    if not wrong_places:
         return []
-    first = wrong[0]
+    first = wrong_places[0]
     return [
         f"row {row}: token {seen[first]} has the position {got[first]}, {wanted[first]} is made by "
-        f"{who}; {len(wrong)} of {len(got)} tokens differ"
+        f"{who}; {len(wrong_places)} of {len(got)} tokens differ"
     ]
 
 
@@ -252,14 +264,14 @@ def _require_nested_lists(batch: Mapping[str, Any], name: str, depth: int) -> li
     Raises: ValueError for anything else, or for three axes of different shapes.
     """
     value: Any = batch.get(name)
-    level = [value]  # all lists at one depth, one after the other
-    wrong = f"{name} must be lists of whole numbers, {depth} deep, got {str(value)[:40]}."
+    items = [value]  # all lists at one depth, one after the other
+    message = f"{name} must be lists of whole numbers, {depth} deep, got {str(value)[:40]}."
     for _ in range(depth):
-        if not all(isinstance(part, list) and part for part in level):
-            raise ValueError(wrong)
-        level = [item for part in level for item in part]
-    if len(level) > LARGEST or not all(type(item) is int for item in level):
-        raise ValueError(wrong)
+        if not all(isinstance(part, list) and part for part in items):
+            raise ValueError(message)
+        items = [item for part in items for item in part]
+    if len(items) > LARGEST or not all(type(item) is int for item in items):
+        raise ValueError(message)
     if depth == 3:
         shapes = {tuple(map(len, axis)) for axis in value}
         if len(value) != 3 or len(shapes) > 1:
@@ -268,18 +280,18 @@ def _require_nested_lists(batch: Mapping[str, Any], name: str, depth: int) -> li
 
 
 def _rows_beside_positions(
-    batch: Mapping[str, Any], name: str, shape: list[int], usual: Any
+    batch: Mapping[str, Any], name: str, lengths: list[int], value_if_missing: Any
 ) -> list[Any]:
-    """Return the rows of a list that has a number for each position; rows of `usual` where the
-    batch has no such list.
+    """Return the rows of a list that has a number for each position; of `value_if_missing` where
+    the batch has no such list.
 
-    shape: the number of positions of each row.
+    lengths: the number of positions of each row.
     Raises: ValueError for rows of other lengths.
     """
     if batch.get(name) is None:
-        return [[usual] * count for count in shape]
+        return [[value_if_missing] * count for count in lengths]
     value = _require_nested_lists(batch, name, 2)
-    if [len(row) for row in value] != shape:
+    if [len(row) for row in value] != lengths:
         raise ValueError(f"{name} has rows of other lengths than position_ids.")
     return value
 

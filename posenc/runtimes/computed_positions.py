@@ -50,10 +50,10 @@ class LayerRotation:
     multiplier: float = 1.0
 
     def __post_init__(self) -> None:
-        still = tuple(0.0 if abs(f) < SMALLEST_FREQUENCY else float(f) for f in self.inv_freq)
-        if not all(math.isfinite(f) for f in (*still, self.multiplier)):
+        inv_freq = tuple(0.0 if abs(f) < SMALLEST_FREQUENCY else float(f) for f in self.inv_freq)
+        if not all(math.isfinite(f) for f in (*inv_freq, self.multiplier)):
             raise RefusedError("the frequencies or the multiplier are not finite")
-        object.__setattr__(self, "inv_freq", still)
+        object.__setattr__(self, "inv_freq", inv_freq)
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,10 @@ def require_number(value: Any, name: str) -> float:
     Raises: RefusedError where it is no number, as the runtime's own arithmetic does.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        kind = "NoneType" if value is None else type(value).__name__
-        raise RefusedError(f"TypeError: {name} is {value!r}, a {kind} where a number is needed")
+        type_name = "NoneType" if value is None else type(value).__name__
+        raise RefusedError(
+            f"TypeError: {name} is {value!r}, a {type_name} where a number is needed"
+        )
     return value
 
 

@@ -145,9 +145,9 @@ class Model:
         Raises: BadConfigError where none is given or one is no such number.
         """
         names = (*names, *filter(None, [self.facts.get("names", {}).get(names[0])]))
-        found = next((n for n in names if self.config.get(n) is not None), None)
-        value = self.config[found] if found else self.get(names[0], default)
-        name = found or names[0]
+        name_found = next((n for n in names if self.config.get(n) is not None), None)
+        value = self.config[name_found] if name_found else self.get(names[0], default)
+        name = name_found or names[0]
         largest = LARGEST_OF.get(names[0], LARGEST)
         if value is None:
             raise BadConfigError(f"config.json: {' or '.join(names)} is missing.")
@@ -195,8 +195,8 @@ class Model:
         hidden = self.size(self.facts.get("width", "hidden_size"), "n_embd", "d_model")
         size = hidden // self.num_heads
         if not 1 <= size <= LARGEST_OF["head_dim"]:
-            said = f"{hidden} for {self.num_heads} num_attention_heads"
-            raise BadConfigError(f"config.json: hidden_size {said} is a head of {size} channels.")
+            words = f"{hidden} for {self.num_heads} num_attention_heads"
+            raise BadConfigError(f"config.json: hidden_size {words} is a head of {size} channels.")
         return size
 
     @property
@@ -212,8 +212,8 @@ class Model:
         if modern.dims_key == "qk_rope_head_dim":
             return int(self.head_dim * self.rotated_share)
         if self.is_mla:
-            part = self.get(modern.head_key) if self.supports_partial_rotation else None
-            return part or self.size("qk_rope_head_dim", default=64)
+            rotated_width = self.get(modern.head_key) if self.supports_partial_rotation else None
+            return rotated_width or self.size("qk_rope_head_dim", default=64)
         has_axes = modern.axes is not None
         if has_axes or (self.supports_partial_rotation and modern.share_use != "narrows"):
             return None
@@ -234,14 +234,14 @@ class Model:
     @property
     def interleaved(self) -> bool:
         """Return True if pairs are (2i, 2i+1) in this family's checkpoints, not (i, i + d/2)."""
-        given = self.config.get(self.facts.get("layout_key", ""))
-        return bool(self.facts.get("interleaved") if given is None else given)
+        layout_flag = self.config.get(self.facts.get("layout_key", ""))
+        return bool(self.facts.get("interleaved") if layout_flag is None else layout_flag)
 
     @property
     def layout_is_known(self) -> bool:
         """Return False for a family of which nobody has read which channels form a pair."""
-        given = self.config.get(self.facts.get("layout_key", ""))
-        return given is not None or self.facts.get("interleaved") is not None
+        layout_flag = self.config.get(self.facts.get("layout_key", ""))
+        return layout_flag is not None or self.facts.get("interleaved") is not None
 
     @property
     def indexer_is_interleaved(self) -> bool | None:
@@ -290,18 +290,26 @@ class Model:
     def with_sizes_of_kind(self, kind: str) -> "Model":
         """Return the model with the sizes of one kind of layer, where kinds differ in them: by the
         config's per_layer_config, else by the family's facts; else the model itself."""
-        usual = self.facts.get("kind_sizes")
-        if usual is None:
+        sizes_by_kind = self.facts.get("kind_sizes")
+        if sizes_by_kind is None:
             return self
-        each = self.config.get("per_layer_config")
-        own: Any = None
-        if isinstance(each, Mapping) and kind in self.layer_types:
-            own = {int(i): v for i, v in each.items()}.get(self.layer_types.index(kind))
-        elif each is None:
+        config_by_layer = self.config.get("per_layer_config")
+        changes: Any = None
+        if isinstance(config_by_layer, Mapping) and kind in self.layer_types:
+            changes = {int(i): v for i, v in config_by_layer.items()}.get(
+                self.layer_types.index(kind)
+            )
+        elif config_by_layer is None:
             # A word is the key that has this kind's size.
-            sizes = usual.get(kind, {}).items()
-            own = {key: self.get(size) if isinstance(size, str) else size for key, size in sizes}
-        return replace(self, config={**self.config, **own}) if isinstance(own, Mapping) else self
+            sizes = sizes_by_kind.get(kind, {}).items()
+            changes = {
+                key: self.get(size) if isinstance(size, str) else size for key, size in sizes
+            }
+        return (
+            replace(self, config={**self.config, **changes})
+            if isinstance(changes, Mapping)
+            else self
+        )
 
     @property
     def head_dims_differ(self) -> bool:
@@ -335,15 +343,15 @@ class Model:
         forced: whatever the config lists. renamed: kinds under older names.
         """
         order = self.facts.get("layers", {})
-        given = self.get("layer_types")
-        listed = isinstance(given, list) and bool(given)
-        if listed:
-            older = {} if "per_layer_config" in self.config else order.get("renamed", {})
-            kinds = [older.get(str(kind), str(kind)) for kind in given]
+        listed_types = self.get("layer_types")
+        is_listed = isinstance(listed_types, list) and bool(listed_types)
+        if is_listed:
+            new_names = {} if "per_layer_config" in self.config else order.get("renamed", {})
+            kinds = [new_names.get(str(kind), str(kind)) for kind in listed_types]
         else:
-            coded = self._kinds_by_code
-            kinds = self._kinds_by_rule if coded is None else coded
-        if "last" in order and (order.get("forced") or not listed):
+            kinds_by_code = self._kinds_by_code
+            kinds = self._kinds_by_rule if kinds_by_code is None else kinds_by_code
+        if "last" in order and (order.get("forced") or not is_listed):
             kinds[-1] = order["last"]
         return tuple(kinds)
 
@@ -364,14 +372,14 @@ class Model:
     @property
     def _kinds_by_rule(self) -> list[str]:
         """Return the kind of each layer by the family's rule, for a config that lists none."""
-        order, count = self.facts.get("layers", {}), self.num_layers
-        first, start = list(order.get("first", ())), 0
+        order, num_layers = self.facts.get("layers", {}), self.num_layers
+        first_kinds, num_first = list(order.get("first", ())), 0
         if "full_before" in order and self.config.get(order["full_before"]) is not None:
-            start = self.size(order["full_before"])
-            first = ["full_attention"] * start
+            num_first = self.size(order["full_before"])
+            first_kinds = ["full_attention"] * num_first
         cycle = self._alternating_kinds
-        kinds = [cycle[(i - start) % len(cycle)] for i in range(count)]
-        kinds[: len(first)] = first[:count]
+        kinds = [cycle[(i - num_first) % len(cycle)] for i in range(num_layers)]
+        kinds[: len(first_kinds)] = first_kinds[:num_layers]
         return kinds
 
     @property
@@ -380,12 +388,12 @@ class Model:
         has one, else the family's."""
         order = self.facts.get("layers", {})
         cycle = list(order.get("cycle", ["full_attention"]))
-        every = self.config.get(order.get("every", ""))
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        period = self.config.get(order.get("every", ""))
+        if isinstance(period, bool) or not isinstance(period, int) or period < 1:
             return cycle
-        near = [kind for kind in cycle if kind != "full_attention"][:1] * (every - 1)
-        full_at_the_start = cycle[0] == "full_attention"
-        return ["full_attention", *near] if full_at_the_start else [*near, "full_attention"]
+        windowed = [kind for kind in cycle if kind != "full_attention"][:1] * (period - 1)
+        starts_full = cycle[0] == "full_attention"
+        return ["full_attention", *windowed] if starts_full else [*windowed, "full_attention"]
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
@@ -407,8 +415,8 @@ class Model:
     def without_rotation(self) -> tuple[int, ...]:
         """Return the layers that do not rotate, by the config's keys and the family's `rotates`."""
         every_layer = tuple(range(self.num_layers))
-        when = self.facts.get("rotates", {}).get("when", {})
-        if any(self.get(key) != value for key, value in when.items()):
+        conditions = self.facts.get("rotates", {}).get("when", {})
+        if any(self.get(key) != value for key, value in conditions.items()):
             return every_layer
         if self.config.get("no_rope_layer_interval") is not None:
             self.size("no_rope_layer_interval")  # no impossible number passes in any family
@@ -432,10 +440,10 @@ def _layers_with_zero_flag(model: Model) -> tuple[int, ...] | None:
 
     `rotates`: list, the key of the config that has the list.
     """
-    rotating = model.config.get(model.facts.get("rotates", {}).get("list", ""))
-    if not isinstance(rotating, list) or not rotating:
+    flags = model.config.get(model.facts.get("rotates", {}).get("list", ""))
+    if not isinstance(flags, list) or not flags:
         return None
-    return tuple(i for i, rotates in enumerate(rotating) if not rotates)
+    return tuple(i for i, rotates in enumerate(flags) if not rotates)
 
 
 def _last_layer_of_each_period(model: Model) -> tuple[int, ...] | None:
@@ -446,8 +454,8 @@ def _last_layer_of_each_period(model: Model) -> tuple[int, ...] | None:
     rule = model.facts.get("rotates", {})
     if "every" not in rule:
         return None
-    every = model.size(rule["every"], default=rule["default"])
-    return tuple(i for i in range(model.num_layers) if (i + 1) % every == 0)
+    period = model.size(rule["every"], default=rule["default"])
+    return tuple(i for i in range(model.num_layers) if (i + 1) % period == 0)
 
 
 def _layers_without_base(model: Model) -> tuple[int, ...] | None:
@@ -467,11 +475,11 @@ def _every_nth_layer_from_last(model: Model) -> tuple[int, ...] | None:
 
     `rotates`: counted_back, n, which no key of a config changes.
     """
-    every = model.facts.get("rotates", {}).get("counted_back")
-    if every is None:
+    period = model.facts.get("rotates", {}).get("counted_back")
+    if period is None:
         return None
     last = model.num_layers - 1
-    return tuple(i for i in range(model.num_layers) if (last - i) % every == 0)
+    return tuple(i for i in range(model.num_layers) if (last - i) % period == 0)
 
 
 def _layers_of_kinds_without_rotation(model: Model) -> set[int]:
@@ -486,9 +494,9 @@ def _layers_of_kinds_without_rotation(model: Model) -> set[int]:
     rule = model.facts.get("rotates", {})
     if "only" not in rule or model.config.get(rule.get("unless_null", ""), 0) is None:
         return set()
-    first = model.config.get(rule.get("first", "")) or 0
+    num_first = model.config.get(rule.get("first", "")) or 0
     kinds = enumerate(model.layer_types)
-    return {i for i, kind in kinds if kind not in rule["only"] and i >= first}
+    return {i for i, kind in kinds if kind not in rule["only"] and i >= num_first}
 
 
 def _layers_with_null_rope_dict(model: Model) -> set[int]:

@@ -38,8 +38,13 @@ def frequencies(config: Mapping[str, Any], length: int | None = None) -> dict[st
     config = as_transformers(config)
     model = model_of(config)
     if model.model_type in WITHOUT_ROTATION:
-        still = list(range(model.num_layers))
-        return {"kinds": [], "without_rotation": still, "softmax_scale": None, "switch": "static"}
+        all_layers = list(range(model.num_layers))
+        return {
+            "kinds": [],
+            "without_rotation": all_layers,
+            "softmax_scale": None,
+            "switch": "static",
+        }
     meaning = meaning_of(config, length)
     record = record_of_meaning(meaning, "transformers", length)
     facts = meaning.model.facts["transformers5"]

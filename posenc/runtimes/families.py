@@ -91,11 +91,11 @@ def all_families() -> dict[str, dict[str, Any]]:
     if the runtime has no such model, and empty or missing if nobody has read it."""
     families = {name: dict(line) for name, line in json_table("families").items()}
     for runtime, key in RUNTIME_FILES.items():
-        file = facts_of_runtime(runtime)
+        facts = facts_of_runtime(runtime)
         lines = {
-            **dict.fromkeys(file["has no"]),
-            **{name: {} for name in file["not read"]},
-            **file["families"],
+            **dict.fromkeys(facts["has no"]),
+            **{name: {} for name in facts["not read"]},
+            **facts["families"],
         }
         for name, line in lines.items():
             families[name][key] = line
@@ -112,9 +112,9 @@ def family_of_class(name: str) -> str | None:
 
     None if the class is unknown, or several families have it and none is named like it.
     """
-    found = [m for m, f in all_families().items() if f.get("architecture") == name]
-    own = [m for m in found if name.lower().startswith(f"{m.replace('_', '')}for")]
-    return next(iter(own if len(found) > 1 else found), None)
+    families = [m for m, f in all_families().items() if f.get("architecture") == name]
+    named_like_class = [m for m in families if name.lower().startswith(f"{m.replace('_', '')}for")]
+    return next(iter(named_like_class if len(families) > 1 else families), None)
 
 
 SERVERS = ("vllm", "sglang")
@@ -187,7 +187,9 @@ def is_named_like(name: str, *families: str, exactly: bool) -> bool:
     right_stems.discard("")
     if exactly:
         return stem in right_stems
-    return any(stem.startswith(right) or f"{stem}text" == right for right in right_stems)
+    return any(
+        stem.startswith(right_stem) or f"{stem}text" == right_stem for right_stem in right_stems
+    )
 
 
 @lru_cache(maxsize=4096)

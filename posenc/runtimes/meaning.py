@@ -62,8 +62,8 @@ def path_in_errors(path: Path) -> Iterator[None]:
     except ValueError as error:
         if str(path) in str(error):
             raise
-        kind = UnknownFamilyError if isinstance(error, UnknownFamilyError) else ValueError
-        raise kind(f"{path}: {str(error).removeprefix(f'{path.name}: ')}") from error
+        error_class = UnknownFamilyError if isinstance(error, UnknownFamilyError) else ValueError
+        raise error_class(f"{path}: {str(error).removeprefix(f'{path.name}: ')}") from error
 
 
 @dataclass(frozen=True)
@@ -145,18 +145,19 @@ def require_known_family(model: Model) -> None:
             "knows: write model_type"
         )
     family = all_families().get(model.model_type, {})
-    other = other_architecture(model.config, model.model_type)
-    if other is not None:
+    class_in_words = other_architecture(model.config, model.model_type)
+    if class_in_words is not None:
         raise UnknownFamilyError(
-            f"{first_class(model.config)} ({other}) is another architecture with the model_type "
-            f"{model.model_type!r} than {family['architecture']}, the one that posenc has read"
+            f"{first_class(model.config)} ({class_in_words}) is another architecture with the "
+            f"model_type {model.model_type!r} than {family['architecture']}, the one that posenc "
+            "has read"
         )
-    parts = "text" in family
+    has_parts = "text" in family
     if rotates_nothing(model.model_type, model.outer_config or model.config):
         raise UnknownFamilyError(
             f"{model.model_type} has no rotary positions; there is nothing to judge"
         )
-    hint = " without a text_config" if parts else _misspelling_hint(model.model_type)
+    hint = " without a text_config" if has_parts else _misspelling_hint(model.model_type)
     raise UnknownFamilyError(
         f"posenc does not know the family {model.model_type!r}{hint} and judges nothing of it"
     )
@@ -168,8 +169,8 @@ def _misspelling_hint(model_type: str) -> str:
     if model_type in WITHOUT_ROTATION:
         return ""
     names = [*all_families(), *WITHOUT_ROTATION]
-    close = get_close_matches(model_type, names, n=1, cutoff=NEAR_SPELLING)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    similar_names = get_close_matches(model_type, names, n=1, cutoff=NEAR_SPELLING)
+    return f" (did you mean {similar_names[0]!r}?)" if similar_names else ""
 
 
 def _canonical_config(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
@@ -374,21 +375,27 @@ def _take_attn_factor(p: Parameters, doubts: list[str]) -> None:
     SGLang multiplies yarn's usual temperature by attn_factor. A file with the usual temperature
     itself there must mean attention_factor.
     """
-    usual = transformers5.yarn_multiplier(p, float(p["factor"]))
-    repeats_usual = math.isclose(p["attn_factor"], usual, rel_tol=1e-3)  # files round it
-    p["attention_factor"] = usual if repeats_usual else usual * p["attn_factor"]
+    usual_multiplier = transformers5.yarn_multiplier(p, float(p["factor"]))
+    repeats_usual = math.isclose(p["attn_factor"], usual_multiplier, rel_tol=1e-3)  # files round it
+    p["attention_factor"] = (
+        usual_multiplier if repeats_usual else usual_multiplier * p["attn_factor"]
+    )
     how = "as the temperature itself" if repeats_usual else "as a multiple of yarn's temperature"
     doubts.append(f"attn_factor {p['attn_factor']:g} is taken {how}")
 
 
 def _trained_length(p: Mapping[str, Any], model: Model) -> int:
     """Return the length at which the unscaled frequencies were trained, in tokens."""
-    original = p.get("original_max_position_embeddings")
-    if _has_original_length(p["rope_type"]) and isinstance(original, int | float):
-        kept = model.config.get(TRAINED_KEY)
-        return kept if is_length(kept) else int(original)
-    trained = model.config.get(TRAINED_LENGTH_OF_NOMIC)
-    return min(trained, model.max_positions) if is_length(trained) else model.max_positions
+    original_length = p.get("original_max_position_embeddings")
+    if _has_original_length(p["rope_type"]) and isinstance(original_length, int | float):
+        length_kept = model.config.get(TRAINED_KEY)
+        return length_kept if is_length(length_kept) else int(original_length)
+    length_of_nomic = model.config.get(TRAINED_LENGTH_OF_NOMIC)
+    return (
+        min(length_of_nomic, model.max_positions)
+        if is_length(length_of_nomic)
+        else model.max_positions
+    )
 
 
 def _has_original_length(rope_type: str) -> bool:

@@ -95,22 +95,22 @@ def _layer_kinds(model: Model, computed: ComputedPositions) -> tuple[LayerKind, 
     if model.config.get("use_sliding_window") is False:
         window = None
         states_window = True
-    found = []
+    kinds = []
     for name, layer in computed.layers.items():
         indices = tuple(i for i in model.layers_of_kind(name) if i not in computed.without_rotation)
-        seen = window if name in ("sliding_attention", "all") else None
-        found.append(
+        window_of_kind = window if name in ("sliding_attention", "all") else None
+        kinds.append(
             LayerKind(
                 name,
                 indices,
                 2 * len(layer.inv_freq),
                 layer.inv_freq,
                 layer.multiplier,
-                seen,
+                window_of_kind,
                 states_window,
             )
         )
-    return tuple(found)
+    return tuple(kinds)
 
 
 def _record_of_gguf(meta: Metadata, length: int | None) -> PositionRecord:
@@ -139,15 +139,15 @@ def _record_of_gguf(meta: Metadata, length: int | None) -> PositionRecord:
 def _defaults_for_missing_keys(meta: Metadata) -> Iterator[str]:
     """Yield a sentence for each key that decides the rotation and is missing from a GGUF file:
     which default libllama takes for it."""
-    stretched = meta.scaling_factor != 1
-    taken = {}
-    taken["freq_base"] = f"{meta.freq_base:g}"
-    if stretched:
-        taken["scaling_type"] = meta.scaling_type
+    is_stretched = meta.scaling_factor != 1
+    defaults = {}
+    defaults["freq_base"] = f"{meta.freq_base:g}"
+    if is_stretched:
+        defaults["scaling_type"] = meta.scaling_type
     if meta.scaling_type in ("linear", "yarn") and "scaling_type" in meta.given:
-        taken["scaling_factor"] = f"{meta.scaling_factor:g}"
-    if (meta.scaling_type == "yarn" and stretched) or meta.chooses_list_by_length:
-        taken["original_length"] = f"context_length, {meta.context_length}"
-    for name, value in taken.items():
+        defaults["scaling_factor"] = f"{meta.scaling_factor:g}"
+    if (meta.scaling_type == "yarn" and is_stretched) or meta.chooses_list_by_length:
+        defaults["original_length"] = f"context_length, {meta.context_length}"
+    for name, value in defaults.items():
         if name not in meta.given:
             yield f"{meta.architecture}.{KEYS[name]} is missing: libllama takes {value}"

@@ -194,12 +194,12 @@ def _rotations_by_kind(
         return _rotations_by_layers(rotations, model)
     kinds = [rotation.kind for rotation in rotations]
     if len(set(kinds)) < len(kinds):
-        named = ", ".join(rotation.module for rotation in rotations)
-        raise RefusedError(f"nothing tells which layers use which of {named}")
+        modules_in_words = ", ".join(rotation.module for rotation in rotations)
+        raise RefusedError(f"nothing tells which layers use which of {modules_in_words}")
     # Where one kind has a module of its own, the unnamed module serves the others.
-    unnamed = ALL_LAYERS if len(kinds) == 1 else FULL_ATTENTION
+    kind_of_unnamed = ALL_LAYERS if len(kinds) == 1 else FULL_ATTENTION
     return {
-        rotation.kind or unnamed: LayerRotation(rotation.inv_freq, rotation.multiplier)
+        rotation.kind or kind_of_unnamed: LayerRotation(rotation.inv_freq, rotation.multiplier)
         for rotation in rotations
     }
 
@@ -230,14 +230,14 @@ def _rotations_by_layers(
     return layers
 
 
-def parse_answers(said: bytes, runtime: str, count: int) -> list[Asked]:
+def parse_answers(output: bytes, runtime: str, count: int) -> list[Asked]:
     """Return the answers that a probe printed, every part of which is checked.
 
     count: how many there must be.
     Raises: ValueError for anything that is no answer of this runtime.
     """
     try:
-        answer = json.loads(said)
+        answer = json.loads(output)
         cases = answer["cases"]
         version = str(answer["version"])[:MOST_LETTERS]
         if answer["runtime"] != runtime or len(cases) != count:

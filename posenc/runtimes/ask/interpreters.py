@@ -174,18 +174,19 @@ def _run_probe(
     if program is None:
         raise AskError(f"--ask {interpreter}: expected a Python interpreter, found no program.")
     with tempfile.TemporaryDirectory(prefix="posenc-ask-") as folder:
-        out, err, empty = Path(folder, "out"), Path(folder, "err"), Path(folder, "empty")
-        empty.mkdir()
+        out_path, err_path = Path(folder, "out"), Path(folder, "err")
+        empty_folder = Path(folder, "empty")
+        empty_folder.mkdir()
         program_of_probe = _copy_probes(Path(folder, "probes")) / probe
         # Files, not pipes: a child that outlives the interpreter would keep a pipe open.
-        with out.open("wb") as to, err.open("wb") as errors:
+        with out_path.open("wb") as out_file, err_path.open("wb") as err_file:
             try:
                 process = subprocess.Popen(
                     [Path(program).absolute(), program_of_probe],
                     stdin=subprocess.PIPE,
-                    stdout=to,
-                    stderr=errors,
-                    cwd=empty,
+                    stdout=out_file,
+                    stderr=err_file,
+                    cwd=empty_folder,
                     env=environment,
                     start_new_session=True,
                 )
@@ -204,9 +205,9 @@ def _run_probe(
             finally:
                 _kill_process_group(process)
         if process.returncode:
-            raise AskError(_why_ended(interpreter, process.returncode, _last_line(err)))
-        with out.open("rb") as answer:
-            return answer.read(LARGEST_ANSWER)
+            raise AskError(_why_ended(interpreter, process.returncode, _last_line(err_path)))
+        with out_path.open("rb") as answer_file:
+            return answer_file.read(LARGEST_ANSWER)
 
 
 def _copy_probes(folder: Path) -> Path:
@@ -248,9 +249,9 @@ def _why_ended(interpreter: str, code: int, last: str) -> str:
     return f"--ask {interpreter}: {how}: {last.rstrip('.') or 'it said nothing'}."
 
 
-def _no_answer(said: bytes, expected: str, interpreter: str) -> AskError:
+def _no_answer(output: bytes, expected: str, interpreter: str) -> AskError:
     """Return the error about what an interpreter printed, where an answer was expected."""
     return AskError(
-        f"--ask {interpreter}: expected the answer of {expected}, got {said[:60]!r}; is it a "
+        f"--ask {interpreter}: expected the answer of {expected}, got {output[:60]!r}; is it a "
         "Python interpreter?"
     )

@@ -199,9 +199,9 @@ class _Reader:
     def read_tensor(self) -> Tensor:
         """Return the next tensor's line of the header."""
         start = self.file.tell()
-        name, dimensions = self.next_text(), self.read_number("I")
-        self.require_left(dimensions, 8, "dimensions", MOST_DIMENSIONS)
-        shape = tuple(self.read_number("Q") for _ in range(dimensions))
+        name, num_dimensions = self.next_text(), self.read_number("I")
+        self.require_left(num_dimensions, 8, "dimensions", MOST_DIMENSIONS)
+        shape = tuple(self.read_number("Q") for _ in range(num_dimensions))
         kind, offset = self.read_number("I"), self.read_number("Q")
         return Tensor("" if name is None else name, shape, kind, offset, start, self.file.tell())
 
@@ -213,17 +213,17 @@ class _Reader:
             return self.next_text()
         if kind != ARRAY:
             raise self.damaged_error(f"a value of the unknown type {kind}")
-        inner, count = self.read_number("I"), self.read_number("Q")
-        if inner in FORMATS:
-            width = struct.calcsize(f"={FORMATS[inner]}")
+        item_kind, count = self.read_number("I"), self.read_number("Q")
+        if item_kind in FORMATS:
+            width = struct.calcsize(f"={FORMATS[item_kind]}")
             self.require_left(count, width, "values")
             if count > MOST_NUMBERS:
                 self.file.seek(count * width, 1)
                 return None
-            layout = f"{self.byte_order}{count}{FORMATS[inner]}"
+            layout = f"{self.byte_order}{count}{FORMATS[item_kind]}"
             return list(struct.unpack(layout, self.next_bytes(count * width)))
-        if inner != STRING:  # nor does libllama read arrays in arrays
-            raise self.damaged_error(f"an array of the unknown type {inner}")
+        if item_kind != STRING:  # nor does libllama read arrays in arrays
+            raise self.damaged_error(f"an array of the unknown type {item_kind}")
         self.require_left(count, 8, "values")
         self.texts_in_arrays += count
         if self.texts_in_arrays > MOST_ITEMS:
@@ -242,19 +242,19 @@ class _Reader:
 
     def skip_texts(self, count: int) -> None:
         """Move behind the next `count` strings, of which only the lengths are read."""
-        length_at = struct.Struct(f"{self.byte_order}Q").unpack_from
-        start, block, at = self.file.tell(), b"", 0
+        read_length_at = struct.Struct(f"{self.byte_order}Q").unpack_from
+        start, block, offset = self.file.tell(), b"", 0
         for _ in range(count):
-            if at + 8 > len(block):
-                start, at = start + at, 0
+            if offset + 8 > len(block):
+                start, offset = start + offset, 0
                 if start + 8 > self.file_size:
                     raise self.damaged_error("it is cut")
                 self.file.seek(start)
                 block = self.file.read(BLOCK)
-            at += 8 + length_at(block, at)[0]
-        if start + at > self.file_size:
+            offset += 8 + read_length_at(block, offset)[0]
+        if start + offset > self.file_size:
             raise self.damaged_error("it is cut")
-        self.file.seek(start + at)
+        self.file.seek(start + offset)
 
     def read_number(self, struct_format: str) -> Any:
         """Return the next number, in this format of struct."""
@@ -263,18 +263,20 @@ class _Reader:
 
     def next_bytes(self, count: int) -> bytes:
         """Return the next bytes. Raises: ValueError where the file ends before."""
-        found = self.file.read(count)
-        if len(found) < count:
+        content = self.file.read(count)
+        if len(content) < count:
             raise self.damaged_error("it is cut")
-        return found
+        return content
 
     def require_left(self, count: int, width: int, what: str, most: int | None = None) -> None:
         """Raise ValueError if the rest of the file is shorter than `count` times `width` bytes, or
         `count` is above `most`."""
-        left = self.file_size - self.file.tell()
-        if count * width > left or (most is not None and count > most):
-            expected = "" if most is None else f" and at most {most} expected"
-            raise self.damaged_error(f"{count} {what} announced, with {left} bytes left{expected}")
+        bytes_left = self.file_size - self.file.tell()
+        if count * width > bytes_left or (most is not None and count > most):
+            limit_in_words = "" if most is None else f" and at most {most} expected"
+            raise self.damaged_error(
+                f"{count} {what} announced, with {bytes_left} bytes left{limit_in_words}"
+            )
 
     def damaged_error(self, why: str) -> ValueError:
         """Return the error to raise for a damaged file."""
@@ -282,10 +284,10 @@ class _Reader:
 
 
 def _is_alignment(value: int) -> bool:
-    power = value > 0 and value & (value - 1) == 0
-    return power and SMALLEST_ALIGNMENT <= value <= LARGEST_ALIGNMENT
+    is_power_of_two = value > 0 and value & (value - 1) == 0
+    return is_power_of_two and SMALLEST_ALIGNMENT <= value <= LARGEST_ALIGNMENT
 
 
-def round_up(place: int, alignment: int) -> int:
-    """Return the first multiple of the alignment that is not below `place`."""
-    return -(-place // alignment) * alignment
+def round_up(offset: int, alignment: int) -> int:
+    """Return the first multiple of the alignment that is not below `offset`."""
+    return -(-offset // alignment) * alignment

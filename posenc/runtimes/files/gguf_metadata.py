@@ -157,7 +157,7 @@ def read_metadata(path: Path) -> Metadata:
         raise ValueError(f"{path}: the GGUF file has no {architecture}.context_length.")
     fields |= factors
     head_dim = _head_dim(settings, architecture, path)
-    given = frozenset(fields)
+    names_given = frozenset(fields)
     fields.setdefault("dimension_count", head_dim)
     return Metadata(
         architecture,
@@ -165,7 +165,7 @@ def read_metadata(path: Path) -> Metadata:
         num_layers=_num_layers(settings, architecture, path),
         width_per_head=_width_per_head(settings, architecture) or 0,
         has_weights=bool(header.tensors) or KEY_OF_PART_NUMBER in metadata,
-        given=given,
+        given=names_given,
         **fields,
     )
 
@@ -173,10 +173,11 @@ def read_metadata(path: Path) -> Metadata:
 def _require_keys_of_language_model(path: Path, metadata: dict[str, Any]) -> None:
     """Raise ValueError for a later part of a split file, which has no keys, and for the encoder of
     pictures and sounds beside a language model. metadata: the file's keys with their values."""
-    part = metadata.get(KEY_OF_PART_NUMBER)
-    if isinstance(part, int) and part > 0:
+    part_number = metadata.get(KEY_OF_PART_NUMBER)
+    if isinstance(part_number, int) and part_number > 0:
         raise ValueError(
-            f"{path}: is part {part + 1} of a split GGUF file; the keys are in the first part."
+            f"{path}: is part {part_number + 1} of a split GGUF file; the keys are in the first "
+            "part."
         )
     if metadata.get("general.architecture") == "clip":
         raise ValueError(
@@ -188,17 +189,19 @@ def _require_keys_of_language_model(path: Path, metadata: dict[str, Any]) -> Non
 def _num_layers(settings: dict[str, Any], architecture: str, path: Path) -> int:
     """Return the number of layers, without those that predict further tokens, which come last
     (llama-hparams.cpp:348)."""
-    layers = settings.get(f"{architecture}.block_count", 0)
-    if not isinstance(layers, int) or not 0 <= layers <= MOST_LAYERS:
+    num_layers = settings.get(f"{architecture}.block_count", 0)
+    if not isinstance(num_layers, int) or not 0 <= num_layers <= MOST_LAYERS:
         raise ValueError(
             f"{path}: {architecture}.block_count must be between 0 and {MOST_LAYERS}, got "
-            f"{layers!r}."
+            f"{num_layers!r}."
         )
     key = f"{architecture}.nextn_predict_layers"
-    predicting = settings.get(key, 0)
-    if not isinstance(predicting, int) or not 0 <= predicting <= layers:
-        raise ValueError(f"{path}: {key} must be between 0 and {layers}, got {predicting!r:.60}.")
-    return layers - predicting
+    num_predicting = settings.get(key, 0)
+    if not isinstance(num_predicting, int) or not 0 <= num_predicting <= num_layers:
+        raise ValueError(
+            f"{path}: {key} must be between 0 and {num_layers}, got {num_predicting!r:.60}."
+        )
+    return num_layers - num_predicting
 
 
 def _read_factor_tensors(
@@ -208,8 +211,8 @@ def _read_factor_tensors(
     tensor may stand by itself or in the first block."""
     tensors = {tensor.name: tensor for tensor in header.tensors}
     factors: dict[str, tuple[float, ...]] = {}
-    for name, own in FACTORS.items():
-        tensor = tensors.get(own, tensors.get(f"blk.0.{own}"))
+    for name, tensor_name in FACTORS.items():
+        tensor = tensors.get(tensor_name, tensors.get(f"blk.0.{tensor_name}"))
         if tensor is None:
             continue
         factors[name] = read_floats(file, path, header, tensor)
@@ -226,12 +229,12 @@ def _require_valid(path: Path, key: str, name: str, value: Any) -> Any:
     Raises: ValueError for a value that the field cannot have.
     """
     if name in FIELDS_OF_FLAGS and isinstance(value, list):
-        wanted = "" if all(_is_flag(item) for item in value) else "a list of flags"
+        what_it_must_be = "" if all(_is_flag(item) for item in value) else "a list of flags"
         value = tuple(value)
     else:
-        wanted = _what_value_must_be(name, value)
-    if wanted:
-        raise ValueError(f"{path}: {key} must be {wanted}, got {value!r:.60}.")
+        what_it_must_be = _what_value_must_be(name, value)
+    if what_it_must_be:
+        raise ValueError(f"{path}: {key} must be {what_it_must_be}, got {value!r:.60}.")
     return int(value) if name in INTEGER_FIELDS else value
 
 
@@ -247,10 +250,10 @@ def _what_value_must_be(name: str, value: Any) -> str:
         is_integer = type(value) is int and value >= 0
         return "" if is_integer else "an integer, or a list of flags"
     is_finite = isinstance(value, int | float) and math.isfinite(value)
-    may_be = is_finite and (value > 0 or (value == 0 and name in MAY_BE_ZERO))
-    if may_be and name in INTEGER_FIELDS and value != int(value):
+    is_allowed = is_finite and (value > 0 or (value == 0 and name in MAY_BE_ZERO))
+    if is_allowed and name in INTEGER_FIELDS and value != int(value):
         return "a whole number"
-    return "" if may_be else "a number above 0"
+    return "" if is_allowed else "a number above 0"
 
 
 def _is_flag(value: Any) -> bool:
@@ -264,24 +267,24 @@ def _head_dim(settings: dict[str, Any], architecture: str, path: Path) -> int:
 
     Raises: ValueError where the file says none of them, or no number above 0.
     """
-    given = settings.get(f"{architecture}.attention.key_length_mla")
-    if given is None:
-        given = settings.get(f"{architecture}.attention.key_length")
-    if given is None:
-        given = _width_per_head(settings, architecture)
-        if given is None:
+    width = settings.get(f"{architecture}.attention.key_length_mla")
+    if width is None:
+        width = settings.get(f"{architecture}.attention.key_length")
+    if width is None:
+        width = _width_per_head(settings, architecture)
+        if width is None:
             raise ValueError(f"{path}: the GGUF file has neither key_length nor head counts.")
-    if type(given) is not int or given < 1:
+    if type(width) is not int or width < 1:
         raise ValueError(f"{path}: {architecture}'s key_length must be a number above 0.")
-    return given
+    return width
 
 
 def _width_per_head(settings: dict[str, Any], architecture: str) -> int | None:
     """Return the model's width divided by the heads of its first layer; None where the file does
     not say both."""
     hidden = settings.get(f"{architecture}.embedding_length")
-    heads = settings.get(f"{architecture}.attention.head_count")
-    heads = heads[0] if isinstance(heads, list) and heads else heads
-    if type(hidden) is not int or type(heads) is not int or not 0 < heads <= hidden:
+    num_heads = settings.get(f"{architecture}.attention.head_count")
+    num_heads = num_heads[0] if isinstance(num_heads, list) and num_heads else num_heads
+    if type(hidden) is not int or type(num_heads) is not int or not 0 < num_heads <= hidden:
         return None
-    return hidden // heads
+    return hidden // num_heads

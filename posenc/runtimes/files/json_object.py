@@ -24,17 +24,17 @@ def read_json(path: Path, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
     content = read_file_bytes(path, largest)
     try:
         text = content.decode("utf-8-sig")
-        found = parse_bounded_json(
+        value = parse_bounded_json(
             text, object_pairs_hook=_object_without_contradictions, parse_float=_finite_float
         )
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 ({error}).") from error
     except ValueError as error:
         raise ValueError(f"{path}: not valid JSON ({error}).") from error
-    if not isinstance(found, dict):
-        kind = NAMES_OF_KINDS.get(type(found), repr(found))
-        raise ValueError(f"{path}: expected a JSON object, got {kind}.")
-    return found
+    if not isinstance(value, dict):
+        kind_name = NAMES_OF_KINDS.get(type(value), repr(value))
+        raise ValueError(f"{path}: expected a JSON object, got {kind_name}.")
+    return value
 
 
 def in_json_words(value: Any) -> str:

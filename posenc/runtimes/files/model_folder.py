@@ -17,19 +17,19 @@ TOKENIZER_FILES = tuple(
 """Files copied next to exported weights: data, never code."""
 
 
-def path_inside(folder: Path, name: str, asked: str) -> Path:
+def path_inside(folder: Path, name: str, asker: str) -> Path:
     """Return the path of an ordinary file that is in the folder itself.
 
     Links of the Hub's cache from a snapshot to its blobs count as inside.
 
-    asked: what names the file, for the message.
+    asker: what names the file, for the message.
     Raises: ValueError where the file is elsewhere or not there.
     """
     path = folder / name
     if Path(name).name != name or "\\" in name:
-        raise ValueError(f"{folder}: {asked} names {name!r}, which is not a file of the folder.")
+        raise ValueError(f"{folder}: {asker} names {name!r}, which is not a file of the folder.")
     if not path.exists():
-        raise ValueError(f"{folder}: {asked} names {name}, which is not there.")
+        raise ValueError(f"{folder}: {asker} names {name}, which is not there.")
     home, target = folder.resolve(), path.resolve()
     blobs = home.parents[1] / "blobs" if home.parent.name == "snapshots" else home
     if target.parent not in (home, blobs):
@@ -56,35 +56,37 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     Raises: ValueError where the file is damaged or announces more than it has.
     """
     with open_ordinary(path) as file:
-        whole = os.fstat(file.fileno()).st_size
-        size = int.from_bytes(file.read(8), "little")
-        if not 2 <= size <= min(LARGEST_HEADER, whole - 8):
-            raise ValueError(f"{path}: damaged safetensors file, a header of {size} bytes.")
-        text = file.read(size)
+        file_size = os.fstat(file.fileno()).st_size
+        header_size = int.from_bytes(file.read(8), "little")
+        if not 2 <= header_size <= min(LARGEST_HEADER, file_size - 8):
+            raise ValueError(f"{path}: damaged safetensors file, a header of {header_size} bytes.")
+        header_bytes = file.read(header_size)
     try:
-        value = parse_bounded_json(text.decode())
+        value = parse_bounded_json(header_bytes.decode())
     except ValueError as error:
         raise ValueError(f"{path}: damaged safetensors file: {error}.") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path}: damaged safetensors file, its header is no object.")
     tensors = {k: v for k, v in value.items() if k != "__metadata__"}
     for name, info in tensors.items():
-        if not _is_tensor_info(info, whole - 8 - size):
+        if not _is_tensor_info(info, file_size - 8 - header_size):
             raise ValueError(
                 f"{path}: damaged safetensors file, {name!r} has no place, or one that ends "
                 "outside of the file."
             )
-    return tensors, 8 + size
+    return tensors, 8 + header_size
 
 
 def _is_tensor_info(info: Any, end: int) -> bool:
     """Return True for a tensor's dtype, shape, and two offsets in order up to `end`."""
     if not isinstance(info, dict) or not isinstance(info.get("dtype"), str):
         return False
-    shape, place = info.get("shape"), info.get("data_offsets")
-    if not isinstance(shape, list) or not isinstance(place, list) or len(place) != 2:
+    shape, offsets = info.get("shape"), info.get("data_offsets")
+    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
         return False
-    return all(type(n) is int and n >= 0 for n in shape + place) and place[0] <= place[1] <= end
+    return (
+        all(type(n) is int and n >= 0 for n in shape + offsets) and offsets[0] <= offsets[1] <= end
+    )
 
 
 RECORD = "posenc.json"

@@ -151,8 +151,8 @@ def _is_list_of_words(value: Any) -> bool:
 
 
 def _is_bounded_number(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and abs(value) <= LARGEST_NUMBER
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= LARGEST_NUMBER
 
 
 def _config_and_rope_dicts(flat: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -168,14 +168,16 @@ def _config_and_rope_dicts(flat: Mapping[str, Any]) -> Iterator[tuple[str, Mappi
                     yield f"{name}.{kind}.", inner
 
 
-def with_vendors_keys_renamed(config: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
+def with_vendors_keys_renamed(config: dict[str, Any], own_keys: Collection[str]) -> dict[str, Any]:
     """Set transformers' keys, where they are missing, to what vendors' keys such as rotary_emb_base
     have; return the config, which is changed in place.
 
-    own: keys that the family's own code reads, which are not copied.
+    own_keys: keys that the family's own code reads, which are not copied.
     """
     for target, names in (("rope_theta", ROTARY_BASES), ("partial_rotary_factor", ROTARY_SHARES)):
-        value = next((config[n] for n in names if config.get(n) is not None and n not in own), None)
+        value = next(
+            (config[n] for n in names if config.get(n) is not None and n not in own_keys), None
+        )
         if value is not None and config.get(target) is None:
             config[target] = value
     ratio = config.get("rope_ratio")  # ChatGLM: how many times longer the base is
@@ -190,9 +192,12 @@ def _untranslated_keys(given: Mapping[str, Any], spelling: str) -> dict[str, Any
     A key that a config.json may have would be read there: it gets a name that says that the
     vendor's code does not read it, and its value becomes text.
     """
-    left = {k: v for k, v in given.items() if k not in TRANSLATED[spelling]}
-    known = {f"{k}, which its code does not read": str(left.pop(k)) for k in IN_CONFIGS & {*left}}
-    return {**left, **known}
+    untranslated = {k: v for k, v in given.items() if k not in TRANSLATED[spelling]}
+    known = {
+        f"{k}, which its code does not read": str(untranslated.pop(k))
+        for k in IN_CONFIGS & {*untranslated}
+    }
+    return {**untranslated, **known}
 
 
 def _require_size(raw: Mapping[str, Any], name: str) -> int:
@@ -233,9 +238,9 @@ def _translate_meta(raw: Mapping[str, Any]) -> dict[str, Any]:
     longest = META_LENGTH
     if raw.get("use_scaled_rope"):
         factor = _require_positive(raw, "rope_scaling_factor", 8.0)  # 32 of Llama 3.2
-        high = _require_positive(raw, "high_freq_factor", 4.0)
-        own = {"rope_type": "llama3", "factor": factor, "high_freq_factor": high}
-        config["rope_scaling"] = {**LLAMA3, **own}
+        high_freq_factor = _require_positive(raw, "high_freq_factor", 4.0)
+        rope_dict = {"rope_type": "llama3", "factor": factor, "high_freq_factor": high_freq_factor}
+        config["rope_scaling"] = {**LLAMA3, **rope_dict}
         longest = META_SCALED_LENGTH
     config["max_position_embeddings"] = raw.get("max_seq_len", longest)
     return config
@@ -254,8 +259,8 @@ def _translate_mistral(raw: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(yarn, Mapping):
         raise ValueError(f"params.json: yarn must be an object or null, got {yarn!r}.")
     if yarn:
-        ours = {"beta": "beta_fast", "alpha": "beta_slow"}
-        scaling = {ours.get(k, k): yarn[k] for k in TRANSLATED["yarn"] if k in yarn}
+        new_names = {"beta": "beta_fast", "alpha": "beta_slow"}
+        scaling = {new_names.get(k, k): yarn[k] for k in TRANSLATED["yarn"] if k in yarn}
         if not scaling.pop("apply_scale", True):
             scaling["attention_factor"] = 1.0
         config["rope_scaling"] = {
@@ -275,15 +280,15 @@ def _translate_deepseek(raw: Mapping[str, Any]) -> dict[str, Any]:
     config = _translated_sizes(raw, "deepseek_v3")
     names = "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"
     config |= {name: raw[name] for name in names.split() if name in raw}
-    original = int(_require_positive(raw, "original_seq_len", 4096))
+    original_length = int(_require_positive(raw, "original_seq_len", 4096))
     config["rope_theta"] = _require_positive(raw, "rope_theta", 10000.0)
     config["max_position_embeddings"] = int(_require_positive(raw, "max_seq_len", 4096 * 4))
-    if config["max_position_embeddings"] > original:
+    if config["max_position_embeddings"] > original_length:
         mscale = _require_positive(raw, "mscale", 1.0)
         config["rope_scaling"] = {
             "rope_type": "yarn",
             "factor": _require_positive(raw, "rope_factor", 40.0),
-            "original_max_position_embeddings": original,
+            "original_max_position_embeddings": original_length,
             "beta_fast": raw.get("beta_fast", 32),
             "beta_slow": raw.get("beta_slow", 1),
             "mscale": mscale,
@@ -320,11 +325,11 @@ def _unread_keys_of_dict(given: Any, where: str) -> Iterator[str]:
     """
     if not isinstance(given, Mapping):
         return
-    every = COMMON | NO_EFFECT | frozenset().union(*READ.values())
+    keys_of_all_types = COMMON | NO_EFFECT | frozenset().union(*READ.values())
     for key, value in given.items():
         if isinstance(value, Mapping):
             yield from _unread_keys_of_dict(value, f"{where}.{key}")
-        elif key not in every and value is not None:
+        elif key not in keys_of_all_types and value is not None:
             yield f"{where}.{key}"
 
 

@@ -135,8 +135,10 @@ def _rotations_by_kind(
 @cache
 def known_architectures() -> frozenset[str]:
     """Return the architectures of llama.cpp whose source posenc's authors have read."""
-    cells = [line["architecture"] for line in facts_of_runtime("llama.cpp")["families"].values()]
-    return frozenset((*cells, *LOADS_FREQS, *LOADS_FACTORS, *READS_BETAS, *TWO_KINDS))
+    architectures = [
+        line["architecture"] for line in facts_of_runtime("llama.cpp")["families"].values()
+    ]
+    return frozenset((*architectures, *LOADS_FREQS, *LOADS_FACTORS, *READS_BETAS, *TWO_KINDS))
 
 
 def refuse_tensors_or_scaling(meta: Metadata) -> None:
@@ -221,9 +223,9 @@ def sliding_window_rotation(meta: Metadata) -> LayerRotation:
     """Return the rotation of the layers with a sliding window: usually without scaling, and with
     the full layers' attn_factor."""
     base = sliding_base(meta)
-    scaled = meta.architecture in SCALED_SLIDING
+    is_scaled = meta.architecture in SCALED_SLIDING
     dims = meta.dimension_count_swa or meta.dimension_count
-    if scaled:
+    if is_scaled:
         like_full = replace(meta, freq_base=base, dimension_count=dims)
         return full_attention_rotation(like_full, meta.context_length)
     if meta.architecture in PLAIN_SLIDING:
@@ -264,22 +266,22 @@ def _mscale_all_dim(meta: Metadata) -> float:
 
 def _yarn_multiplier(meta: Metadata, factor: float) -> float:
     """Return yarn's multiplier of cos and sin, times attn_factor."""
-    all_dim = _mscale_all_dim(meta)
-    mscale = all_dim if meta.architecture == "deepseek2" and all_dim else 1.0
+    mscale_all_dim = _mscale_all_dim(meta)
+    mscale = mscale_all_dim if meta.architecture == "deepseek2" and mscale_all_dim else 1.0
     upper = float64_formulas.yarn_attention_factor(factor, mscale)
-    return upper / float64_formulas.yarn_attention_factor(factor, all_dim) * meta.attn_factor
+    return upper / float64_formulas.yarn_attention_factor(factor, mscale_all_dim) * meta.attn_factor
 
 
 def _softmax_scale(meta: Metadata, model: Model | None) -> float | None:
     """Return the softmax scale, which latent attention multiplies by its squared temperature."""
-    base = _scale_in_graph(meta) if model is None else model.softmax_scale
+    scale_without_scaling = _scale_in_graph(meta) if model is None else model.softmax_scale
     if meta.architecture not in ("deepseek2", "deepseek32"):
-        return base
+        return scale_without_scaling
     factor = meta.scaling_factor if meta.scaling_type == "yarn" else 1.0
-    rotation = _yarn_multiplier(meta, factor) if factor > 1 else meta.attn_factor
+    multiplier = _yarn_multiplier(meta, factor) if factor > 1 else meta.attn_factor
     return (
-        base
-        * (rotation * float64_formulas.yarn_attention_factor(factor, _mscale_all_dim(meta))) ** 2
+        scale_without_scaling
+        * (multiplier * float64_formulas.yarn_attention_factor(factor, _mscale_all_dim(meta))) ** 2
     )
 
 
@@ -291,9 +293,9 @@ def _frequency_switch(meta: Metadata) -> Switch:
 
 def _scale_in_graph(meta: Metadata) -> float:
     """Return the factor of q.k, before any temperature of the positions."""
-    usual = meta.head_dim**-0.5
+    usual_scale = meta.head_dim**-0.5
     if meta.architecture in READS_ATTENTION_SCALE:
-        return meta.attention_scale or usual
+        return meta.attention_scale or usual_scale
     if meta.architecture in NOT_SCALED:
         return 1.0
     if meta.architecture == "grok":
@@ -303,7 +305,7 @@ def _scale_in_graph(meta: Metadata) -> float:
     is_27b = LAYERS_OF_MODEL_SCALED_BY_WIDTH.get(meta.architecture) == meta.num_layers
     if is_27b and meta.width_per_head:
         return meta.width_per_head**-0.5
-    return usual
+    return usual_scale
 
 
 def _unrotated_in_graph(meta: Metadata) -> tuple[int, ...]:
@@ -358,10 +360,10 @@ def _layers_without_window(meta: Metadata, first: bool = False) -> Iterator[int]
     pattern = 4 if meta.window_pattern is None else meta.window_pattern
     for i in range(meta.num_layers):
         if isinstance(pattern, tuple):
-            windowed = i < len(pattern) and bool(pattern[i])
+            is_windowed = i < len(pattern) and bool(pattern[i])
         else:
-            windowed = pattern == 0 or i % pattern != (0 if first else pattern - 1)
-        if not windowed:
+            is_windowed = pattern == 0 or i % pattern != (0 if first else pattern - 1)
+        if not is_windowed:
             yield i
 
 

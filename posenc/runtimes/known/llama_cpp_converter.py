@@ -52,8 +52,10 @@ def converted_metadata(model: Model) -> Metadata:
         fields["freq_base"] = _require_float(theta)
     if sliding_theta is not None:
         fields["freq_base_swa"] = _require_float(sliding_theta)
-    full = model.with_sizes_of_kind("full_attention") if model.has_rope_dict_per_kind else model
-    dims = _dimension_count(full, parameters)
+    full_attention_model = (
+        model.with_sizes_of_kind("full_attention") if model.has_rope_dict_per_kind else model
+    )
+    dims = _dimension_count(full_attention_model, parameters)
     if model.has_rope_dict_per_kind and model.head_dims_differ:
         fields["dimension_count_swa"] = model.head_dim
     fields.update(_scaling_fields(model, parameters, dims))
@@ -62,7 +64,9 @@ def converted_metadata(model: Model) -> Metadata:
     return Metadata(
         facts.architecture,
         dimension_count=dims,
-        head_dim=full.latent_query_width if full.is_mla else full.head_dim,
+        head_dim=full_attention_model.latent_query_width
+        if full_attention_model.is_mla
+        else full_attention_model.head_dim,
         num_layers=model.num_layers,
         given=frozenset(fields),
         **fields,
@@ -100,11 +104,11 @@ def _divisors_that_stop_unrotated_pairs(
 def _log_multiplier_field(parameters: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     """Return the key of latent attention's temperature; Mistral's class writes it ten times as
     large as DeepSeek's."""
-    all_dim = parameters.get("mscale_all_dim")
-    if all_dim is None or architecture not in ("deepseek2", "deepseek32", "mistral3"):
+    mscale_all_dim = parameters.get("mscale_all_dim")
+    if mscale_all_dim is None or architecture not in ("deepseek2", "deepseek32", "mistral3"):
         return {}
     unit = 1.0 if architecture == "mistral3" else 0.1
-    return {"log_multiplier": unit * require_number(all_dim, "mscale_all_dim")}
+    return {"log_multiplier": unit * require_number(mscale_all_dim, "mscale_all_dim")}
 
 
 def _attention_fields(model: Model, architecture: str) -> dict[str, Any]:
@@ -125,8 +129,12 @@ def _attention_fields(model: Model, architecture: str) -> dict[str, Any]:
     if architecture == "cohere2":
         return {"sliding_window": window}
     if architecture == "cohere2moe":
-        dense = model.config.get("first_k_dense_replace") or 0
-        return {"sliding_window": window, "window_pattern": windowed, "leading_dense": dense}
+        num_dense_layers = model.config.get("first_k_dense_replace") or 0
+        return {
+            "sliding_window": window,
+            "window_pattern": windowed,
+            "leading_dense": num_dense_layers,
+        }
     if architecture in ("exaone4", "exaone-moe") and window is not None:
         return {"sliding_window": window, "window_pattern": windowed}
     return {}
@@ -224,11 +232,11 @@ def _hunyuan_fields(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, 
 
     Raises: RefusedError for other values than those of the published models, as the converter does.
     """
-    dense = model.model_type == "hunyuan_v1_dense"
-    alpha = require_number(p.get("alpha", 50 if dense else 1000), "alpha")
+    is_dense = model.model_type == "hunyuan_v1_dense"
+    alpha = require_number(p.get("alpha", 50 if is_dense else 1000), "alpha")
     base = require_number(p.get("rope_theta", 10000.0), "rope_theta")
     length_is_published = model.max_positions in (32 << 10, HUNYUAN_LENGTH)
-    alpha_is_published = dense or (alpha == 1000 and dims == 128)
+    alpha_is_published = is_dense or (alpha == 1000 and dims == 128)
     if base != 10000.0 or not length_is_published or not alpha_is_published:
         raise RefusedError("AssertionError: HunYuan dynamic RoPE scaling assumptions changed")
     return {
@@ -247,31 +255,35 @@ def _longrope_fields(model: Model, p: Mapping[str, Any], kind: str, dims: int) -
     kind: the rope type. dims: rotated channels of a head.
     Raises: RefusedError where the converter stops.
     """
-    original = p.get("original_max_position_embeddings")
-    if original is None:
-        original = model.get("original_max_position_embeddings", model.max_positions)
-    original = require_number(original, "original length")
-    fields: dict[str, Any] = {"original_length": original}
-    long = p.get("long_factor")
-    short = p.get("short_factor")
-    if not long:
+    original_length = p.get("original_max_position_embeddings")
+    if original_length is None:
+        original_length = model.get("original_max_position_embeddings", model.max_positions)
+    original_length = require_number(original_length, "original length")
+    fields: dict[str, Any] = {"original_length": original_length}
+    long_factors = p.get("long_factor")
+    short_factors = p.get("short_factor")
+    if not long_factors:
         return fields
-    scale = model.max_positions / original
+    scale = model.max_positions / original_length
     if kind in ("su", "longrope"):
-        fields["attn_factor"] = float64_formulas.longrope_attention_factor(scale, original)
+        fields["attn_factor"] = float64_formulas.longrope_attention_factor(scale, original_length)
     elif kind == "yarn":
         fields["attn_factor"] = float64_formulas.yarn_attention_factor(scale)
     else:
         raise RefusedError(
             f"NotImplementedError: The rope scaling type {kind} is not supported yet"
         )
-    if not short or len(long) != len(short) or len(long) != dims / 2:
+    if (
+        not short_factors
+        or len(long_factors) != len(short_factors)
+        or len(long_factors) != dims / 2
+    ):
         raise RefusedError(
             f"ValueError: The length of rope long and short factors must be {dims / 2}. "
-            f"long_factors = {len(long)}, short_factors = {len(short or ())}."
+            f"long_factors = {len(long_factors)}, short_factors = {len(short_factors or ())}."
         )
-    fields["factors_long"] = tuple(long)
-    fields["factors_short"] = tuple(short)
+    fields["factors_long"] = tuple(long_factors)
+    fields["factors_short"] = tuple(short_factors)
     return fields
 
 
@@ -282,9 +294,9 @@ def _llama3_divisors(p: Mapping[str, Any], dims: int, *, asserts: bool) -> tuple
     Llama's: Llama 4 has equal ones.
     """
     p = {"rope_theta": 10000.0, **LLAMA3, **p}
-    factor, low, high, original, theta = (
+    factor, low, high, original_length, theta = (
         require_number(p[key], key) for key in (*LLAMA3, "rope_theta")
     )
     if asserts and math.isclose(low, high):
         raise RefusedError("AssertionError: low_freq_wavelen != high_freq_wavelen")
-    return float64_formulas.llama3_divisors(dims, theta, factor, low, high, original)
+    return float64_formulas.llama3_divisors(dims, theta, factor, low, high, original_length)

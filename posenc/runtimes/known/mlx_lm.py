@@ -86,8 +86,8 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
 
 def _check_arguments(model: Model, facts: MlxLmFacts) -> None:
     """Raise RefusedError for a missing key for which the model file's dataclass has no default."""
-    given = {*_arguments_of_language_model(model)}
-    missing = [name for name in facts.needs if name not in given]
+    arguments = {*_arguments_of_language_model(model)}
+    missing = [name for name in facts.needs if name not in arguments]
     if missing:
         names = " and ".join(repr(name) for name in missing)
         plural = "s" if len(missing) > 1 else ""
@@ -177,18 +177,18 @@ def _rotations_by_kind(
         sliding = LayerRotation(float64_formulas.unscaled_frequencies(model.head_dim, theta))
         return {kind: sliding if "sliding" in kind else full for kind in model.layer_kinds}
     own_base = facts.own_dicts.get("sliding_attention", {}).get("rope_theta")
-    local = model.config.get("rope_local_base_freq", own_base)
-    if local is None:
+    local_base = model.config.get("rope_local_base_freq", own_base)
+    if local_base is None:
         return _rotations_of_dicts_with_base(model, full)
     sliding = LayerRotation(
         float64_formulas.unscaled_frequencies(
-            model.head_dim, require_number(local, "rope_local_base_freq")
+            model.head_dim, require_number(local_base, "rope_local_base_freq")
         )
     )
-    every = model.config.get("sliding_window_pattern", 6)
+    period = model.config.get("sliding_window_pattern", 6)
     layers: dict[str, LayerRotation] = {}
     for i, kind in enumerate(model.layer_types):
-        layer = sliding if (i + 1) % int(require_number(every, "sliding_window_pattern")) else full
+        layer = sliding if (i + 1) % int(require_number(period, "sliding_window_pattern")) else full
         name = kind
         if kind in layers and layers[kind] != layer:
             name = f"{kind} (layer {i} and others)"
@@ -230,8 +230,8 @@ def _rotations_of_dicts_with_base(model: Model, full: LayerRotation) -> dict[str
             continue
         share = require_number(inner.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
         head_dim = model.with_sizes_of_kind(kind).head_dim
-        whole = inner.get("rope_type") == "proportional"
-        dim = head_dim if whole else int(head_dim * share)
+        rotates_whole = inner.get("rope_type") == "proportional"
+        dim = head_dim if rotates_whole else int(head_dim * share)
         theta = require_number(inner["rope_theta"], "rope_theta")
         layers[kind] = initialize_rope(model, inner, theta, dim, model.max_positions)
     return layers
@@ -249,11 +249,11 @@ def _softmax_scale(model: Model, scaling: Scaling) -> float:
     """Return the softmax scale, which latent attention multiplies by its squared temperature."""
     if not model.is_mla or not scaling:
         return model.softmax_scale
-    all_dim = require_number(scaling.get("mscale_all_dim") or 0, "mscale_all_dim")
-    if not all_dim:
+    mscale_all_dim = require_number(scaling.get("mscale_all_dim") or 0, "mscale_all_dim")
+    if not mscale_all_dim:
         return model.softmax_scale
     factor = require_number(require_key(scaling, "factor"), "factor")
-    return model.softmax_scale * float64_formulas.yarn_attention_factor(factor, all_dim) ** 2
+    return model.softmax_scale * float64_formulas.yarn_attention_factor(factor, mscale_all_dim) ** 2
 
 
 def _rotated_channels(model: Model, facts: MlxLmFacts) -> int:
@@ -297,20 +297,20 @@ def rotation(
         raise RefusedError(f"ValueError: [rope] dims must be even but got {dim}.")
     if scaling and facts.types is not None:
         _check_type(scaling, facts.types)
-    way = facts.scaling
+    scaling_code = facts.scaling
     plain = float64_formulas.unscaled_frequencies(dim, theta)
-    if way == "minicpm3" and scaling is not None:
+    if scaling_code == "minicpm3" and scaling is not None:
         return _minicpm3_rotation(model, scaling, plain)
-    if not scaling or way == "none":
+    if not scaling or scaling_code == "none":
         return LayerRotation(plain)
-    if way == "initialize":
+    if scaling_code == "initialize":
         return initialize_rope(model, scaling, theta, dim, length)
-    if way in ("linear", "checked linear"):
+    if scaling_code in ("linear", "checked linear"):
         scaled = _linear_rotation(scaling, plain)
-        return scaled if way == "linear" else LayerRotation(plain)
-    if way == "alpha":
+        return scaled if scaling_code == "linear" else LayerRotation(plain)
+    if scaling_code == "alpha":
         return _hunyuan_rotation(scaling, theta, dim)
-    if way == "deepseek_v2":
+    if scaling_code == "deepseek_v2":
         return _yarn_rotation(scaling, theta, dim)
     return _phi3_rotation(model, facts, scaling, plain)
 
@@ -354,10 +354,10 @@ def initialize_rope(
     if kind in YARN_TYPES:
         return _yarn_rotation(scaling, theta, dim)
     if kind == "longrope":
-        original = require_number(
+        original_length = require_number(
             require_key(scaling, "original_max_position_embeddings"), "original length"
         )
-        return _rotation_by_long_list(scaling, plain, model.max_positions, original, None)
+        return _rotation_by_long_list(scaling, plain, model.max_positions, original_length, None)
     if kind == "proportional":
         share = require_number(scaling.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
         factor = require_number(scaling.get("factor", 1.0), "factor")
@@ -396,7 +396,7 @@ def _yarn_rotation(scaling: Mapping[str, Any], theta: float, dim: int) -> LayerR
     attn_factor, and whose default original length is 4096."""
     factor = require_number(require_key(scaling, "factor"), "factor")
     mscale = require_number(scaling.get("mscale", 1), "mscale")
-    all_dim = require_number(scaling.get("mscale_all_dim", 0), "mscale_all_dim")
+    mscale_all_dim = require_number(scaling.get("mscale_all_dim", 0), "mscale_all_dim")
     inv_freq = float64_formulas.yarn_frequencies(
         dim,
         theta,
@@ -407,23 +407,29 @@ def _yarn_rotation(scaling: Mapping[str, Any], theta: float, dim: int) -> LayerR
     )
     multiplier = float64_formulas.yarn_attention_factor(
         factor, mscale
-    ) / float64_formulas.yarn_attention_factor(factor, all_dim)
+    ) / float64_formulas.yarn_attention_factor(factor, mscale_all_dim)
     return LayerRotation(inv_freq, multiplier)
 
 
 def _rotation_by_long_list(
-    scaling: Mapping[str, Any], plain: tuple[float, ...], trained: int, original: float, mscale: Any
+    scaling: Mapping[str, Any],
+    plain: tuple[float, ...],
+    trained_length: int,
+    original_length: float,
+    mscale: Any,
 ) -> LayerRotation:
     """Return longrope's rotation by its long list at any length. mscale: the multiplier, where the
     file has one of its own."""
-    long = require_key(scaling, "long_factor")
-    if isinstance(long, list) and len(long) != len(plain):
+    long_factors = require_key(scaling, "long_factor")
+    if isinstance(long_factors, list) and len(long_factors) != len(plain):
         raise RefusedError(
-            f"ValueError: [broadcast_shapes] Shapes ({len(long)}) and ({len(plain)}) cannot be "
-            "broadcast."
+            f"ValueError: [broadcast_shapes] Shapes ({len(long_factors)}) and ({len(plain)}) "
+            "cannot be broadcast."
         )
     require_key(scaling, "short_factor")
-    scale = float64_formulas.longrope_attention_factor(trained / original, original)
+    scale = float64_formulas.longrope_attention_factor(
+        trained_length / original_length, original_length
+    )
     inv_freq = float64_formulas.divide_each(
         plain, require_factors(scaling, "long_factor", len(plain))
     )
@@ -444,11 +450,11 @@ def _phi3_rotation(
 ) -> LayerRotation:
     """Return the rotation of phi3 and phimoe, which read the top-level original length and always
     use the long factors."""
-    outer = model.config.get(ORIGINAL_LENGTH_KEY) or facts.defaults.get(ORIGINAL_LENGTH_KEY)
-    original = require_number(outer, "original length")
+    length_stated = model.config.get(ORIGINAL_LENGTH_KEY) or facts.defaults.get(ORIGINAL_LENGTH_KEY)
+    original_length = require_number(length_stated, "original length")
     if facts.scaling == "phimoe":
         mscale = require_key(scaling, "long_mscale")
-        return _rotation_by_long_list(scaling, plain, model.max_positions, original, mscale)
+        return _rotation_by_long_list(scaling, plain, model.max_positions, original_length, mscale)
     missing = [key for key in ("long_factor", "type") if key not in scaling]
     if missing:
         raise RefusedError(
@@ -456,7 +462,7 @@ def _phi3_rotation(
             f"{', '.join(missing)}"
         )
     if scaling["type"] in ("longrope", "su"):
-        return _rotation_by_long_list(scaling, plain, model.max_positions, original, None)
+        return _rotation_by_long_list(scaling, plain, model.max_positions, original_length, None)
     if scaling["type"] == "linear":
         factor = scaling.get("factor")
         if not isinstance(factor, float):
@@ -470,10 +476,12 @@ def _minicpm3_rotation(
 ) -> LayerRotation:
     """Return MiniCPM 3's rotation: longrope's temperature whatever the type, and its long list if
     it is there."""
-    original = require_number(
+    original_length = require_number(
         scaling.get("original_max_position_embeddings", 4096), "original length"
     )
-    scale = float64_formulas.longrope_attention_factor(model.max_positions / original, original)
+    scale = float64_formulas.longrope_attention_factor(
+        model.max_positions / original_length, original_length
+    )
     if "long_factor" not in scaling:
         return LayerRotation(plain, scale)
     return LayerRotation(

@@ -91,7 +91,7 @@ def emulator(runtime: str, compute: Callable[[Model, int | None], ComputedPositi
     return emulate
 
 
-def _facts_of(model: Model, cell: str) -> Mapping[str, Any] | None:
+def _facts_of(model: Model, facts_key: str) -> Mapping[str, Any] | None:
     """Return a runtime's facts about a model; None if it has no such model, and empty if nobody has
     read it.
 
@@ -99,10 +99,10 @@ def _facts_of(model: Model, cell: str) -> Mapping[str, Any] | None:
     language model than for the same language model by itself; they then count, also where they say
     that the runtime has no such model.
     """
-    whole = facts_of_family(str(model.outer_config.get("model_type"))) or {}
-    if whole and not model.is_known:  # a language model that the whole does not have
+    facts_of_all = facts_of_family(str(model.outer_config.get("model_type"))) or {}
+    if facts_of_all and not model.is_known:  # a language model that the whole does not have
         return {}
-    return whole[cell] if cell in whole else model.facts.get(cell, {})
+    return facts_of_all[facts_key] if facts_key in facts_of_all else model.facts.get(facts_key, {})
 
 
 def _release_that_answered_otherwise(model: Model, runtime: str, version: str) -> str:
@@ -132,14 +132,14 @@ def _compute_or_refusal(
 
 
 def _with_unrotated_layers(
-    computed: ComputedPositions, model: Model, every: int | None
+    computed: ComputedPositions, model: Model, period: int | None
 ) -> ComputedPositions:
-    """Return the result with the last of every `every` layers unrotated, whatever the config says;
-    the result itself for None. every: a number in the code of some runtimes."""
-    if not every:
+    """Return the result with the last of every `period` layers unrotated, whatever the config says;
+    the result itself for None. period: a number in the code of some runtimes."""
+    if not period:
         return computed
-    still = tuple(i for i in range(model.num_layers) if (i + 1) % every == 0)
-    return replace(computed, without_rotation=still)
+    unrotated = tuple(i for i in range(model.num_layers) if (i + 1) % period == 0)
+    return replace(computed, without_rotation=unrotated)
 
 
 def _has_key_or_type(model: Model, words: Iterable[str]) -> bool:

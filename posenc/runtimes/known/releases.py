@@ -84,8 +84,8 @@ def is_recorded(runtime: str, version: str) -> bool:
     """Return True if facts of this version of a runtime are recorded."""
     first = version_numbers(RELEASES[runtime].first)
     last = version_numbers(RELEASES[runtime].last)
-    asked = version_numbers(version)
-    return first <= asked and asked[: len(last)] <= last
+    numbers = version_numbers(version)
+    return first <= numbers and numbers[: len(last)] <= last
 
 
 def facts_in_version(facts: Mapping[str, Any] | None, version: str) -> Mapping[str, Any] | None:
@@ -96,15 +96,15 @@ def facts_in_version(facts: Mapping[str, Any] | None, version: str) -> Mapping[s
     first: each has the version `until` which it held, and keys that replace the later ones; null
     removes a key. `unread` names types and keys with which that version was not read.
     """
-    asked = version_numbers(version)
-    if not facts or asked < version_numbers(facts.get("since", "0")):
+    numbers = version_numbers(version)
+    if not facts or numbers < version_numbers(facts.get("since", "0")):
         return None if facts else facts
-    found = dict(facts)
+    facts_then = dict(facts)
     for change in facts.get("before", ()):
-        if asked < version_numbers(change["until"]):
-            found.update(change)
-    found.pop("until", None)
-    return {key: value for key, value in found.items() if value is not None}
+        if numbers < version_numbers(change["until"]):
+            facts_then.update(change)
+    facts_then.pop("until", None)
+    return {key: value for key, value in facts_then.items() if value is not None}
 
 
 RECORDED = "transformers"
@@ -127,18 +127,18 @@ class Release(NamedTuple):
 @lru_cache
 def recorded_releases(major: int) -> tuple[Release, ...]:
     """Return the recorded releases of transformers 4 or 5, the oldest first."""
-    room = "posenc.runtimes.known"
-    text = resources.files(room).joinpath("releases.json").read_text(encoding="utf-8")
+    package = "posenc.runtimes.known"
+    text = resources.files(package).joinpath("releases.json").read_text(encoding="utf-8")
     table: dict[str, Any] = json.loads(text)
-    found: list[Release] = []
+    releases: list[Release] = []
     classes: frozenset[str] = frozenset()
     for version in sorted(table, key=version_numbers):
         if version_numbers(version)[0] != major:
             continue
         entry = table[version]
         classes = (classes | {*entry["came"]}) - {*entry["went"]}
-        found.append(Release(version, classes, entry["unread"]))
-    return tuple(found)
+        releases.append(Release(version, classes, entry["unread"]))
+    return tuple(releases)
 
 
 def releases_around(runtime: str, version: str) -> list[Release]:
@@ -165,8 +165,8 @@ def is_missing(model_type: str, runtime: str, version: str) -> bool:
     around = releases_around(runtime, version)
     if not around or any(model_type in release.classes for release in around):
         return False
-    every = recorded_releases(4) + recorded_releases(5)
-    return any(model_type in release.classes for release in every)
+    all_releases = recorded_releases(4) + recorded_releases(5)
+    return any(model_type in release.classes for release in all_releases)
 
 
 def version_spoken_of(model_type: str, runtime: str, since: str) -> str:

@@ -89,10 +89,12 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
             float64_formulas.proportional_frequencies(head_dim, theta, dim / head_dim)
         )
     if kind == "longrope":
-        original = p.get("original_max_position_embeddings", model.max_positions)
-        original = require_number(original, "original length")
+        original_length = p.get("original_max_position_embeddings", model.max_positions)
+        original_length = require_number(original_length, "original length")
         # The largest position of the batch decides, not its length.
-        return longrope_rotation(p, model, plain, original, long=length - 1 > original)
+        return longrope_rotation(
+            p, model, plain, original_length, long=length - 1 > original_length
+        )
     if kind == "dynamic" and "alpha" in p:
         base = float64_formulas.ntk_theta(theta, require_number(p["alpha"], "alpha"), dim)
         return LayerRotation(float64_formulas.unscaled_frequencies(dim, base))
@@ -115,7 +117,7 @@ def _rotation_by_factor(
     if kind not in ("linear", "dynamic", "llama3", "yarn"):
         raise RefusedError(f"ValueError: Unknown RoPE scaling type {kind}")
     factor = require_number(p.get("factor", 1.0), "factor")
-    trained = model.max_positions
+    trained_length = model.max_positions
     if kind == "linear":
         return LayerRotation(
             float64_formulas.linear_frequencies(
@@ -124,14 +126,16 @@ def _rotation_by_factor(
         )
     if kind == "dynamic":
         # Its table is made once, for the length that the factor reaches.
-        base = float64_formulas.dynamic_theta(theta, factor, trained * factor, trained, dim)
+        base = float64_formulas.dynamic_theta(
+            theta, factor, trained_length * factor, trained_length, dim
+        )
         return LayerRotation(float64_formulas.unscaled_frequencies(dim, base))
     if kind == "llama3":
-        original = require_number(
-            p.get("original_max_position_embeddings", trained), "original length"
+        original_length = require_number(
+            p.get("original_max_position_embeddings", trained_length), "original length"
         )
         return llama3_rotation(
-            {**LLAMA3, "original_max_position_embeddings": original, **p}, dim, theta
+            {**LLAMA3, "original_max_position_embeddings": original_length, **p}, dim, theta
         )
     return _yarn_rotation(p, model, theta, dim, latent=False)
 
@@ -145,15 +149,17 @@ def _yarn_rotation(
     divided frequencies always ends at whole pairs.
     """
     factor = require_number(p.get("factor", 1.0), "factor")
-    trained = model.max_positions
-    original = require_number(p.get("original_max_position_embeddings", trained), "original length")
+    trained_length = model.max_positions
+    original_length = require_number(
+        p.get("original_max_position_embeddings", trained_length), "original length"
+    )
     if not latent and "mrope_section" in p:
         _refuse_mscale_with_sections(p)
     inv_freq = float64_formulas.yarn_frequencies(
         dim,
         theta,
         factor,
-        original,
+        original_length,
         require_number(p.get("beta_fast", 32), "beta_fast"),
         require_number(p.get("beta_slow", 1), "beta_slow"),
         latent or bool(p.get("truncate", True)),
@@ -177,23 +183,23 @@ def _yarn_multiplier(p: Mapping[str, Any], factor: float, *, latent: bool) -> fl
     """Return yarn's multiplier of cos and sin: by the mscale pair where both are given, else yarn's
     own, times attn_factor. SGLang ignores attention_factor."""
     mscale = p.get("mscale", 1 if latent else None)
-    all_dim = p.get("mscale_all_dim", 0 if latent else None)
-    times = require_number(p.get("attn_factor", 1), "attn_factor")
-    if mscale is None or all_dim is None:
-        return float64_formulas.yarn_attention_factor(factor) * times
+    mscale_all_dim = p.get("mscale_all_dim", 0 if latent else None)
+    attn_factor = require_number(p.get("attn_factor", 1), "attn_factor")
+    if mscale is None or mscale_all_dim is None:
+        return float64_formulas.yarn_attention_factor(factor) * attn_factor
     upper = float64_formulas.yarn_attention_factor(factor, require_number(mscale, "mscale"))
     lower = float64_formulas.yarn_attention_factor(
-        factor, require_number(all_dim, "mscale_all_dim")
+        factor, require_number(mscale_all_dim, "mscale_all_dim")
     )
-    return upper / lower * times
+    return upper / lower * attn_factor
 
 
 def _frequency_switch(p: Mapping[str, Any], model: Model) -> Switch:
     """Return when the frequencies change: those of longrope's two lists, with each batch."""
     if p["rope_type"] != "longrope":
         return "static"
-    original = p.get("original_max_position_embeddings", model.max_positions)
-    return "batch" if original < model.max_positions else "static"
+    original_length = p.get("original_max_position_embeddings", model.max_positions)
+    return "batch" if original_length < model.max_positions else "static"
 
 
 def _softmax_scale(model: Model, p: Mapping[str, Any]) -> float:
@@ -201,5 +207,5 @@ def _softmax_scale(model: Model, p: Mapping[str, Any]) -> float:
     if not has_latent_rotation(model) or p["rope_type"] == "default":
         return model.softmax_scale
     factor = require_number(require_key(p, "factor"), "factor")
-    all_dim = require_number(p.get("mscale_all_dim") or 0, "mscale_all_dim")
-    return model.softmax_scale * float64_formulas.yarn_attention_factor(factor, all_dim) ** 2
+    mscale_all_dim = require_number(p.get("mscale_all_dim") or 0, "mscale_all_dim")
+    return model.softmax_scale * float64_formulas.yarn_attention_factor(factor, mscale_all_dim) ** 2

@@ -64,7 +64,7 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
     if model.has_rope_dict_per_kind:
         sliding = _sliding_window_rotation(model, scaling, length)
         layers = {kind: sliding if "sliding" in kind else full for kind in model.layer_kinds}
-    stops = [
+    reasons = [
         transformers5.why_width_stops(layer, model.with_sizes_of_kind(kind))
         for kind, layer in layers.items()
     ]
@@ -75,7 +75,7 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
         _frequency_switch(scaling),
         None,
         model.without_rotation,
-        stops=next(filter(None, stops), ""),
+        stops=next(filter(None, reasons), ""),
     )
 
 
@@ -247,7 +247,7 @@ def rotation(
     if scaling is None or scaling["rope_type"] == "default":
         return LayerRotation(plain)
     kind = scaling["rope_type"]
-    trained = model.max_positions
+    trained_length = model.max_positions
     if kind != "linear" and model.get("max_position_embeddings") is None:
         raise RefusedError(NO_LENGTH)
     # The function of a type multiplies a null, but for those two, which replace it.
@@ -266,9 +266,9 @@ def rotation(
         return LayerRotation(float64_formulas.unscaled_frequencies(dim, base))
     if kind == "llama3":
         return llama3_rotation(scaling, dim, theta)
-    original = scaling.get("original_max_position_embeddings") or trained
+    original_length = scaling.get("original_max_position_embeddings") or trained_length
     return transformers5.yarn_rotation(
-        scaling, dim, theta, factor, require_number(original, "original length")
+        scaling, dim, theta, factor, require_number(original_length, "original length")
     )
 
 
@@ -277,11 +277,11 @@ def _dynamic_base(
 ) -> float:
     """Return the base of dynamic NTK. HunYuan's is stretched by alpha up to the trained length, and
     by the length alone beyond it, where its class forgets alpha."""
-    trained = model.max_positions
-    if model.model_type in transformers5.HUNYUAN and length <= trained:
+    trained_length = model.max_positions
+    if model.model_type in transformers5.HUNYUAN and length <= trained_length:
         alpha = require_number(require_key(scaling, "alpha"), "alpha")
         return float64_formulas.ntk_theta(theta, alpha, dim)
-    return float64_formulas.dynamic_theta(theta, factor, length, trained, dim)
+    return float64_formulas.dynamic_theta(theta, factor, length, trained_length, dim)
 
 
 def _with_own_mscale(
@@ -291,10 +291,10 @@ def _with_own_mscale(
     own for each list; with longrope's in other families."""
     if model.model_type not in transformers5.OWN_MSCALES:
         return layer
-    original = require_number(
+    original_length = require_number(
         require_key(scaling, "original_max_position_embeddings"), "original length"
     )
-    mscale = scaling.get("long_mscale" if length > original else "short_mscale")
+    mscale = scaling.get("long_mscale" if length > original_length else "short_mscale")
     return (
         layer if mscale is None else LayerRotation(layer.inv_freq, require_number(mscale, "mscale"))
     )
@@ -311,12 +311,14 @@ class _OriginalLength(NamedTuple):
 def _original_length(model: Model, scaling: Mapping[str, Any]) -> _OriginalLength:
     """Return longrope's original length. It is read from the top level only, else the largest
     length counts; Phi-3.5-MoE's class copies the dict's there."""
-    outer = (model if model.facts.get("original_field") else model.config).get(ORIGINAL_LENGTH_KEY)
+    length_stated = (model if model.facts.get("original_field") else model.config).get(
+        ORIGINAL_LENGTH_KEY
+    )
     if model.model_type in transformers5.OWN_MSCALES:
-        outer = scaling.get(ORIGINAL_LENGTH_KEY, outer)
-    if outer is None:
+        length_stated = scaling.get(ORIGINAL_LENGTH_KEY, length_stated)
+    if length_stated is None:
         return _OriginalLength(model.max_positions, is_given=False)
-    return _OriginalLength(require_number(outer, ORIGINAL_LENGTH_KEY), is_given=True)
+    return _OriginalLength(require_number(length_stated, ORIGINAL_LENGTH_KEY), is_given=True)
 
 
 def _longrope_rotation(
@@ -325,19 +327,19 @@ def _longrope_rotation(
     """Return longrope's rotation at a length: with long_factor beyond the original length, else
     with short_factor. plain: frequencies without scaling."""
     original = _original_length(model, scaling)
-    short = require_factors(scaling, "short_factor", len(plain))
-    long = require_factors(scaling, "long_factor", len(plain))
-    temperature = scaling.get("attention_factor")
-    if temperature is None:
+    short_factors = require_factors(scaling, "short_factor", len(plain))
+    long_factors = require_factors(scaling, "long_factor", len(plain))
+    attention_factor = scaling.get("attention_factor")
+    if attention_factor is None:
         ratio = scaling.get("factor")
         if original.is_given:
             ratio = model.max_positions / original.length
-        temperature = float64_formulas.longrope_attention_factor(
+        attention_factor = float64_formulas.longrope_attention_factor(
             require_number(ratio, "factor"), original.length
         )
-    list_at_length = long if length > original.length else short
+    list_at_length = long_factors if length > original.length else short_factors
     inv_freq = float64_formulas.divide_each(plain, list_at_length)
-    return LayerRotation(inv_freq, require_number(temperature, "attention_factor"))
+    return LayerRotation(inv_freq, require_number(attention_factor, "attention_factor"))
 
 
 def _frequency_switch(scaling: dict[str, Any] | None) -> Switch:
@@ -355,7 +357,9 @@ def softmax_scale(model: Model, scaling: dict[str, Any] | None) -> float:
     if not model.is_mla or scaling is None or model.model_type == "deepseek_v2":
         return model.softmax_scale
     factor = require_number(require_key(scaling, "factor"), "factor")
-    all_dim = require_number(scaling.get("mscale_all_dim") or 0, "mscale_all_dim")
+    mscale_all_dim = require_number(scaling.get("mscale_all_dim") or 0, "mscale_all_dim")
     return model.softmax_scale * (
-        float64_formulas.yarn_attention_factor(factor, all_dim) ** 2 if all_dim else 1.0
+        float64_formulas.yarn_attention_factor(factor, mscale_all_dim) ** 2
+        if mscale_all_dim
+        else 1.0
     )

@@ -43,15 +43,15 @@ EMPTY_LIST_IS_NONE = ("llama4_text",)
 def yarn_multiplier(parameters: Mapping[str, Any], factor: float) -> float:
     """Return yarn's multiplier of cos and sin: attention_factor, else by the mscale pair if both
     are given, else yarn's own for the factor."""
-    given = parameters.get("attention_factor")
-    if given is not None:
-        return require_number(given, "attention_factor")
-    mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    if mscale and all_dim:
+    attention_factor = parameters.get("attention_factor")
+    if attention_factor is not None:
+        return require_number(attention_factor, "attention_factor")
+    mscale, mscale_all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if mscale and mscale_all_dim:
         return float64_formulas.yarn_attention_factor(
             factor, require_number(mscale, "mscale")
         ) / float64_formulas.yarn_attention_factor(
-            factor, require_number(all_dim, "mscale_all_dim")
+            factor, require_number(mscale_all_dim, "mscale_all_dim")
         )
     return float64_formulas.yarn_attention_factor(factor)
 
@@ -63,7 +63,7 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
     theta = require_number(parameters["rope_theta"], "rope_theta")
     share = require_number(parameters.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
     usual_head_dim = model.head_dim
-    trained = model.max_positions
+    trained_length = model.max_positions
     head_dim = int(model.get(facts.head_key) or usual_head_dim)
     takes_type = facts.types is None or kind in facts.types
     if not takes_type and not model.has_rope_dict_per_kind:
@@ -82,9 +82,9 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
     dim = int(head_dim * share)
     _refuse_null_head(kind, model)
     if kind == "longrope":
-        return _longrope_rotation(parameters, theta, dim, trained, length)
+        return _longrope_rotation(parameters, theta, dim, trained_length, length)
     _refuse_scaling(kind, dim, model)
-    factor = _scaling_factor(parameters, trained)
+    factor = _scaling_factor(parameters, trained_length)
     if kind == "linear":
         return LayerRotation(
             float64_formulas.linear_frequencies(
@@ -96,12 +96,12 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
         if alpha is not None:
             base = float64_formulas.ntk_theta(theta, require_number(alpha, "alpha"), head_dim)
             return LayerRotation(float64_formulas.unscaled_frequencies(head_dim, base))
-        base = float64_formulas.dynamic_theta(theta, factor, length, trained, dim)
+        base = float64_formulas.dynamic_theta(theta, factor, length, trained_length, dim)
         return LayerRotation(float64_formulas.unscaled_frequencies(dim, base))
-    original = require_number(parameters[ORIGINAL_LENGTH_KEY], ORIGINAL_LENGTH_KEY)
+    original_length = require_number(parameters[ORIGINAL_LENGTH_KEY], ORIGINAL_LENGTH_KEY)
     if kind == "llama3":
         return llama3_rotation(parameters, dim, theta)
-    return yarn_rotation(parameters, dim, theta, factor, original)
+    return yarn_rotation(parameters, dim, theta, factor, original_length)
 
 
 def axial_rotation(kind: str, model: Model, head_dim: int, theta: float) -> LayerRotation:
@@ -122,8 +122,8 @@ def _refuse_null_head(rope_type: str, model: Model) -> None:
     others only one that is missing (:324, :415, :548)."""
     facts = model.modern
     null_by_default = "head_dim" in facts.accepts.integers_or_null
-    missing = None if null_by_default else 0
-    is_null = model.config.get("head_dim", missing) is None
+    value_if_missing = None if null_by_default else 0
+    is_null = model.config.get("head_dim", value_if_missing) is None
     is_multiplied = facts.nulls.get("head_dim") == "multiplied"
     if is_null and is_multiplied and rope_type not in ("linear", "llama3"):
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
@@ -139,11 +139,11 @@ def _refuse_scaling(rope_type: str, dim: int, model: Model) -> None:
         raise RefusedError(f"RuntimeError: The size of tensor a must match: {dim} channels, odd")
 
 
-def _scaling_factor(parameters: Parameters, trained: int) -> float:
+def _scaling_factor(parameters: Parameters, trained_length: int) -> float:
     """Return the factor. yarn's function replaces a null by the ratio of the two lengths."""
     factor = parameters["factor"]
     if factor is None and parameters["rope_type"] == "yarn":
-        factor = trained / require_number(parameters[ORIGINAL_LENGTH_KEY], "original length")
+        factor = trained_length / require_number(parameters[ORIGINAL_LENGTH_KEY], "original length")
     return require_number(factor, "factor")
 
 
@@ -156,30 +156,32 @@ def _fixed_alpha(model: Model, parameters: Parameters) -> Any:
 
 
 def yarn_rotation(
-    p: Mapping[str, Any], dim: int, theta: float, factor: float, original: float
+    p: Mapping[str, Any], dim: int, theta: float, factor: float, original_length: float
 ) -> LayerRotation:
-    """Return the rotation of yarn, of `dim` channels. original: the training length in tokens."""
+    """Return the rotation of yarn, of `dim` channels. original_length: trained at, in tokens."""
     fast = require_number(p.get("beta_fast") or 32, "beta_fast")
     slow = require_number(p.get("beta_slow") or 1, "beta_slow")
     truncate = bool(p.get("truncate", True))
-    inv_freq = float64_formulas.yarn_frequencies(dim, theta, factor, original, fast, slow, truncate)
+    inv_freq = float64_formulas.yarn_frequencies(
+        dim, theta, factor, original_length, fast, slow, truncate
+    )
     return LayerRotation(inv_freq, yarn_multiplier(p, factor))
 
 
 def _longrope_rotation(
-    p: Parameters, theta: float, dim: int, trained: int, length: int
+    p: Parameters, theta: float, dim: int, trained_length: int, length: int
 ) -> LayerRotation:
     """Return the rotation of longrope at a length: by its short or its long list of factors."""
-    original = require_number(require_key(p, ORIGINAL_LENGTH_KEY), "original length")
-    pairs = (dim + 1) // 2
-    short = require_factors(p, "short_factor", pairs)
-    long = require_factors(p, "long_factor", pairs)
+    original_length = require_number(require_key(p, ORIGINAL_LENGTH_KEY), "original length")
+    num_pairs = (dim + 1) // 2
+    short_factors = require_factors(p, "short_factor", num_pairs)
+    long_factors = require_factors(p, "long_factor", num_pairs)
     factor = p.get("factor")
-    ratio = trained / original if factor is None else require_number(factor, "factor")
+    ratio = trained_length / original_length if factor is None else require_number(factor, "factor")
     scale = p.get("attention_factor")
     if scale is None:
-        scale = float64_formulas.longrope_attention_factor(ratio, original)
-    list_at_length = long if length > original else short
+        scale = float64_formulas.longrope_attention_factor(ratio, original_length)
+    list_at_length = long_factors if length > original_length else short_factors
     inv_freq = float64_formulas.divide_each(
         float64_formulas.unscaled_frequencies(dim, theta), list_at_length
     )
@@ -193,19 +195,21 @@ def frequency_switch(model: Model, parameters: Parameters) -> Switch:
     kind = parameters["rope_type"]
     if kind == "dynamic":
         return "length" if _fixed_alpha(model, parameters) is None else "static"
-    two_lists = kind == "longrope" and parameters["short_factor"] != parameters["long_factor"]
-    return "length" if two_lists else "static"
+    has_two_lists = kind == "longrope" and parameters["short_factor"] != parameters["long_factor"]
+    return "length" if has_two_lists else "static"
 
 
 def softmax_scale(model: Model, parameters: Parameters) -> float:
     """Return the softmax scale. MLA multiplies it by the squared temperature of mscale_all_dim."""
-    all_dim = parameters.get("mscale_all_dim")
-    if not model.is_mla or parameters["rope_type"] == "default" or not all_dim:
+    mscale_all_dim = parameters.get("mscale_all_dim")
+    if not model.is_mla or parameters["rope_type"] == "default" or not mscale_all_dim:
         return model.softmax_scale
     factor = require_number(require_key(parameters, "factor"), "factor")
     return (
         model.softmax_scale
-        * float64_formulas.yarn_attention_factor(factor, require_number(all_dim, "mscale_all_dim"))
+        * float64_formulas.yarn_attention_factor(
+            factor, require_number(mscale_all_dim, "mscale_all_dim")
+        )
         ** 2
     )
 
@@ -215,31 +219,31 @@ def rotation_of_own_module(p: Parameters, model: Model, length: int) -> LayerRot
     one of its two mscales for every type."""
     if model.model_type not in OWN_MSCALES or p["rope_type"] == "default":
         return rotation(p, model, length)
-    original = require_number(require_key(p, ORIGINAL_LENGTH_KEY), "original length")
-    name = "long_mscale" if length > original else "short_mscale"
-    short = rotation(p, model, min(length, int(original)))
-    return LayerRotation(short.inv_freq, require_number(require_key(p, name), name))
+    original_length = require_number(require_key(p, ORIGINAL_LENGTH_KEY), "original length")
+    mscale_key = "long_mscale" if length > original_length else "short_mscale"
+    layer = rotation(p, model, min(length, int(original_length)))
+    return LayerRotation(layer.inv_freq, require_number(require_key(p, mscale_key), mscale_key))
 
 
 def why_width_stops(layer: LayerRotation, model: Model) -> str:
     """Return why a forward pass stops where cos and sin are wider or narrower than what attention
     rotates by them; empty if it runs. torch's error has other numbers in some families."""
-    width, part = 2 * len(layer.inv_freq), model.required_table_width
-    if part is None or part % 2 or part == width:
+    width, required_width = 2 * len(layer.inv_freq), model.required_table_width
+    if required_width is None or required_width % 2 or required_width == width:
         return ""
     return (
         "RuntimeError: The size of tensor a must match the size of tensor b: attention rotates "
-        f"{part} channels of each head, and cos and sin have {width}"
+        f"{required_width} channels of each head, and cos and sin have {width}"
     )
 
 
 def _why_sections_stop(p: Parameters, layer: LayerRotation, model: Model) -> str:
     """Return why a forward pass stops where a module splits its pairs into sections that are more
     or fewer; empty if it runs."""
-    usual = model.modern.sections
-    given = p.get("mrope_section")
-    sections = given if isinstance(given, list) else [*(usual or ())]
-    if usual is None or sum(sections) == len(layer.inv_freq):
+    default_sections = model.modern.sections
+    stated_sections = p.get("mrope_section")
+    sections = stated_sections if isinstance(stated_sections, list) else [*(default_sections or ())]
+    if default_sections is None or sum(sections) == len(layer.inv_freq):
         return ""
     return (
         f"RuntimeError: mrope_section {sections} adds up to {sum(sections)}, and each head has "
@@ -372,8 +376,8 @@ def _first_reason_to_stop(
 ) -> str:
     """Return why the first forward pass stops; empty if it runs. Too wide or narrow tables of any
     kind of layer come before sections."""
-    stops = [
+    reasons = [
         why_width_stops(layer, model.with_sizes_of_kind(kind)) for kind, layer in layers.items()
     ]
-    stops += [_why_sections_stop(resolved[kind], layer, model) for kind, layer in layers.items()]
-    return next(filter(None, stops), "")
+    reasons += [_why_sections_stop(resolved[kind], layer, model) for kind, layer in layers.items()]
+    return next(filter(None, reasons), "")

@@ -91,8 +91,8 @@ def _rope_dict_for_layers(parameters: dict[str, Any], model: Model) -> dict[str,
         raise RefusedError("KeyError: 'rope_type'")
     p = with_newer_type(parameters, model)
     if has_latent_rotation(model) and p["rope_type"] != "default":
-        plain = p.get("attention_factor") == 1.0
-        p["rope_type"] = "deepseek_llama_scaling" if plain else "deepseek_yarn"
+        is_unscaled = p.get("attention_factor") == 1.0
+        p["rope_type"] = "deepseek_llama_scaling" if is_unscaled else "deepseek_yarn"
     return p
 
 
@@ -103,8 +103,8 @@ def with_newer_type(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
     """
     p = dict(parameters)
     old, new = p.get("type"), p["rope_type"]
-    allowed = (old, new) in (("su", "longrope"), ("mrope", "default"))
-    if old is not None and old != new and not allowed:
+    is_allowed = (old, new) in (("su", "longrope"), ("mrope", "default"))
+    if old is not None and old != new and not is_allowed:
         raise RefusedError(
             f"ValueError: Found conflicts between 'rope_type={new}' (modern field) and "
             f"'type={old}' (legacy field). You should only specify one of them."
@@ -133,8 +133,10 @@ def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> i
     Raises: RefusedError for scalars next to nested dicts.
     """
     _refuse_scalars_beside_kinds(model)
-    given = [model.get(key) for key in LENGTH_KEYS]
-    lengths = [require_number(v, "max_position_embeddings") for v in given if v is not None]
+    stated_lengths = [model.get(key) for key in LENGTH_KEYS]
+    lengths = [
+        require_number(v, "max_position_embeddings") for v in stated_lengths if v is not None
+    ]
     length = min(lengths, default=2048)  # vLLM's own default
     if "gemma3" in model.model_type:  # vLLM, too, looks for this part of the name
         return int(length)
@@ -178,10 +180,10 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
             float64_formulas.proportional_frequencies(head_dim, theta, dim / head_dim)
         )
     if kind == "longrope":
-        original = require_number(
+        original_length = require_number(
             require_key(p, "original_max_position_embeddings"), "original length"
         )
-        return longrope_rotation(p, model, plain, original, long=length > original)
+        return longrope_rotation(p, model, plain, original_length, long=length > original_length)
     if kind == "dynamic":
         return LayerRotation(_dynamic_frequencies(p, model, theta, dim))
     if kind not in ("linear", "ntk", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"):
@@ -191,12 +193,14 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
         return LayerRotation(float64_formulas.linear_frequencies(plain, factor))
     if kind == "ntk":
         return LayerRotation(_ntk_frequencies(theta, factor, dim, p.get("mixed_b")))
-    original = require_number(require_key(p, "original_max_position_embeddings"), "original length")
+    original_length = require_number(
+        require_key(p, "original_max_position_embeddings"), "original length"
+    )
     if kind == "llama3":
         return llama3_rotation(p, dim, theta)
     if p.get("mrope_section") and model.model_type not in MROPE_POSITIONS_OF_TOKENS:
-        original *= MROPE_POSITIONS
-    return _yarn_rotation(p, model, theta, dim, factor, original)
+        original_length *= MROPE_POSITIONS
+    return _yarn_rotation(p, model, theta, dim, factor, original_length)
 
 
 def _rotation_of_transformers(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
@@ -225,10 +229,15 @@ def _check_sections(p: Mapping[str, Any], dim: int) -> None:
 
 
 def _yarn_rotation(
-    p: Mapping[str, Any], model: Model, theta: float, dim: int, factor: float, original: float
+    p: Mapping[str, Any],
+    model: Model,
+    theta: float,
+    dim: int,
+    factor: float,
+    original_length: float,
 ) -> LayerRotation:
     """Return the rotation of yarn, or of one of DeepSeek's two classes of it."""
-    latent = p["rope_type"] != "yarn"
+    is_latent = p["rope_type"] != "yarn"
     if model.model_type == "gpt_oss":  # its file passes both on
         fast = require_key(p, "beta_fast")
         slow = require_key(p, "beta_slow")
@@ -239,12 +248,12 @@ def _yarn_rotation(
         dim,
         theta,
         factor,
-        original,
+        original_length,
         require_number(fast, "beta_fast"),
         require_number(slow, "beta_slow"),
-        True if latent else bool(p.get("truncate", True)),
+        True if is_latent else bool(p.get("truncate", True)),
     )
-    if latent:
+    if is_latent:
         upper = float64_formulas.yarn_attention_factor(
             factor, require_number(p.get("mscale", 1), "mscale")
         )
@@ -266,9 +275,11 @@ def _dynamic_frequencies(
             dim, float64_formulas.ntk_theta(theta, require_number(p["alpha"], "alpha"), dim)
         )
     factor = require_number(p["factor"], "factor")
-    positions = model.max_positions
-    trained = require_number(p.get("max_trained_positions", positions), "max_trained_positions")
-    stretch = factor * positions / trained - (factor - 1)
+    max_positions = model.max_positions
+    trained_length = require_number(
+        p.get("max_trained_positions", max_positions), "max_trained_positions"
+    )
+    stretch = factor * max_positions / trained_length - (factor - 1)
     return float64_formulas.unscaled_frequencies(
         dim, float64_formulas.ntk_theta(theta, stretch, dim)
     )
@@ -296,8 +307,8 @@ def _frequency_switch(p: Mapping[str, Any], model: Model) -> Switch:
     """Return when the frequencies change: those of longrope, with the length of the server."""
     if p["rope_type"] != "longrope":
         return "static"
-    original = p["original_max_position_embeddings"]
-    return "start" if SMALLEST_SERVER <= original < model.max_positions else "static"
+    original_length = p["original_max_position_embeddings"]
+    return "start" if SMALLEST_SERVER <= original_length < model.max_positions else "static"
 
 
 def _softmax_scale(model: Model, p: Mapping[str, Any]) -> float:
@@ -305,5 +316,5 @@ def _softmax_scale(model: Model, p: Mapping[str, Any]) -> float:
     if p["rope_type"] != "deepseek_yarn":
         return model.softmax_scale
     factor = require_number(p["factor"], "factor")
-    all_dim = require_number(p.get("mscale_all_dim", 0), "mscale_all_dim")
-    return model.softmax_scale * float64_formulas.yarn_attention_factor(factor, all_dim) ** 2
+    mscale_all_dim = require_number(p.get("mscale_all_dim", 0), "mscale_all_dim")
+    return model.softmax_scale * float64_formulas.yarn_attention_factor(factor, mscale_all_dim) ** 2

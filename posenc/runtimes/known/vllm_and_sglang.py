@@ -80,13 +80,13 @@ def has_latent_rotation(model: Model) -> bool:
 
 
 def longrope_rotation(
-    p: Parameters, model: Model, plain: tuple[float, ...], original: float, *, long: bool
+    p: Parameters, model: Model, plain: tuple[float, ...], original_length: float, *, long: bool
 ) -> LayerRotation:
     """Return a layer whose plain frequencies are divided by one of longrope's two lists, with its
     own multiplier or the one that follows from the two lengths.
 
-    p: the rope dict. plain: frequencies without scaling, one a pair. original: the training length.
-    long: take the list for texts beyond it.
+    p: the rope dict. plain: frequencies without scaling, one a pair. original_length: the training
+    length. long: take the list for texts beyond it.
     Raises: RefusedError for interleaved pairs or a list that does not fit.
     """
     if model.interleaved:
@@ -94,8 +94,12 @@ def longrope_rotation(
             "ValueError: `Phi3LongRoPEScaledRotaryEmbedding` only supports neox_style."
         )
     lists = {name: require_factors(p, f"{name}_factor", len(plain)) for name in ("short", "long")}
-    chosen = "long" if long else "short"
-    given = p.get(f"{chosen}_mscale")
-    scale = float64_formulas.longrope_attention_factor(model.max_positions / original, original)
-    multiplier = scale if given is None else require_number(given, f"{chosen}_mscale")
-    return LayerRotation(float64_formulas.divide_each(plain, lists[chosen]), multiplier)
+    chosen_list = "long" if long else "short"
+    stated_mscale = p.get(f"{chosen_list}_mscale")
+    scale = float64_formulas.longrope_attention_factor(
+        model.max_positions / original_length, original_length
+    )
+    multiplier = (
+        scale if stated_mscale is None else require_number(stated_mscale, f"{chosen_list}_mscale")
+    )
+    return LayerRotation(float64_formulas.divide_each(plain, lists[chosen_list]), multiplier)

@@ -60,14 +60,14 @@ def adapter_rows_to_scale(adapter: Path, base: Path, model: Model) -> list[Rotat
     Raises: ValueError as `query_rows_to_scale` does for the base, or where the adapter's rows are
     not known.
     """
-    normed = {r.layer for r in query_rows_to_scale(base, model) if r.norm}
+    normed_layers = {r.layer for r in query_rows_to_scale(base, model) if r.norm}
     return _scalable_query_rows(
-        [r for r in find_rotated_rows(adapter, model) if r.layer not in normed], set()
+        [r for r in find_rotated_rows(adapter, model) if r.layer not in normed_layers], set()
     )
 
 
-def _scalable_query_rows(rows: list[RotatedRows], normed: set[int]) -> list[RotatedRows]:
-    """Return the rows of q, or of its norm in the layers `normed`.
+def _scalable_query_rows(rows: list[RotatedRows], normed_layers: set[int]) -> list[RotatedRows]:
+    """Return the rows of q, or of its norm in the layers `normed_layers`.
 
     Raises: ValueError where they cannot be scaled exactly, or scaling has no effect.
     """
@@ -77,7 +77,7 @@ def _scalable_query_rows(rows: list[RotatedRows], normed: set[int]) -> list[Rota
                 f"{r.entry.name} normalises rotated queries and keys: a temperature of their "
                 "rotation has no effect in this model, and q's rows cannot have one"
             )
-    wanted = [r for r in rows if "q" in r.side and r.norm == (r.layer in normed)]
+    wanted = [r for r in rows if "q" in r.side and r.norm == (r.layer in normed_layers)]
     for r in wanted:
         if r.entry.dtype not in FLOATS:
             raise ValueError(f"{r.entry.name} is {r.entry.dtype}: rows cannot be scaled")
@@ -102,12 +102,12 @@ def scale_rows(wanted: list[RotatedRows], model: Model, square: float) -> list[s
     scores come from rows of one side, q or k, multiplied by square = m^2.
     """
     for rows in wanted:
-        one_plus = rows.norm and _norm_adds_one(model.model_type)
+        adds_one = rows.norm and _norm_adds_one(model.model_type)
         # In a tensor of q and k together, the heads of q come first.
         groups = rows.groups[: model.num_heads] if rows.side == "qk" else rows.groups
 
         def change(
-            name: str, values: np.ndarray, groups: tuple[slice, ...] = groups, more: bool = one_plus
+            name: str, values: np.ndarray, groups: tuple[slice, ...] = groups, more: bool = adds_one
         ) -> np.ndarray:
             for group in groups:
                 part = values[group]

@@ -69,8 +69,8 @@ def decode_floats(data: bytes, dtype: str) -> np.ndarray:
     Raises: ValueError for dtypes other than floats of 16 bits or more.
     """
     if dtype == "BF16":  # the upper half of a float32
-        wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
-        return wide.view(np.float32).astype(np.float64)
+        bits = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
+        return bits.view(np.float32).astype(np.float64)
     if dtype not in DTYPES:
         raise ValueError(f"{dtype}: expected one of {', '.join(DTYPES)}, BF16")
     return np.frombuffer(data, DTYPES[dtype]).astype(np.float64)
@@ -137,8 +137,8 @@ def rotary_dim(model: Model) -> int:
     """Return the number of leading channels of each head that rotate."""
     if not model.supports_partial_rotation or model.is_mla:
         return model.head_dim
-    inner = (model.config.get("rope_parameters") or {}).get("partial_rotary_factor")
-    share = model.rotated_share if inner is None else inner
+    stated_share = (model.config.get("rope_parameters") or {}).get("partial_rotary_factor")
+    share = model.rotated_share if stated_share is None else stated_share
     return int(model.head_dim * (1.0 if share is None else share))
 
 
@@ -187,22 +187,26 @@ def check_and_describe_weights(folder: Path, model: Model) -> str:
     for path in files:
         if not read_entries(path):
             raise ValueError(f"{path}: it has no tensors.")
-    said = f"the headers of {len(files)} weight file{'s' * (len(files) != 1)}"
+    what_was_read = f"the headers of {len(files)} weight file{'s' * (len(files) != 1)}"
     try:
         rows = find_rotated_rows(folder, model)
     except ShapeError:
         raise
     except ValueError:
         rows = []  # of a packing that is not known, no shapes can be checked
-    return f"{said} and the shapes of {len(rows)} tensors" if rows else f"{said}, no shapes"
+    return (
+        f"{what_was_read} and the shapes of {len(rows)} tensors"
+        if rows
+        else f"{what_was_read}, no shapes"
+    )
 
 
 def require_rows_in_all_layers(rows: list[RotatedRows], model: Model, side: str) -> None:
     """Raise ValueError if a layer that rotates has no rows of this side, "q" or "k"."""
-    have = {r.layer for r in rows if side in r.side and not r.norm}
+    layers_found = {r.layer for r in rows if side in r.side and not r.norm}
     mixing_otherwise = {i for i, kind in enumerate(model.layer_types) if kind in NO_ATTENTION}
-    wanted = set(range(model.num_layers)) - set(model.without_rotation) - mixing_otherwise
-    missing = sorted(wanted - have)
+    layers_needed = set(range(model.num_layers)) - set(model.without_rotation) - mixing_otherwise
+    missing = sorted(layers_needed - layers_found)
     if missing:
         word = {"q": "query", "k": "key"}[side]
         raise ValueError(f"found no {word} weights of the layers {missing[:8]}")
@@ -217,28 +221,28 @@ def _rotated_rows_of_tensor(
     if name in NORMS:
         return _rows_of_norm(path, entry, layer, name, part, model)
     width = model.head_dim
-    rotated = rotary_dim(model)
-    heads = model.num_heads
-    kv_heads = model.size("num_key_value_heads", default=heads)
+    rotated_width = rotary_dim(model)
+    num_heads = model.num_heads
+    num_kv_heads = model.size("num_key_value_heads", default=num_heads)
     if model.is_mla:
         return _rows_of_latent_attention(path, entry, layer, name, model)
     if name == "q_proj":
-        gate = width if model.model_type.startswith(GATED) else 0
-        _require_row_count(entry, heads * (width + gate))
-        starts = [h * (width + gate) for h in range(heads)]
-        return RotatedRows(path, entry, layer, "q", _slices_from(starts, rotated))
+        gate_width = width if model.model_type.startswith(GATED) else 0
+        _require_row_count(entry, num_heads * (width + gate_width))
+        starts = [h * (width + gate_width) for h in range(num_heads)]
+        return RotatedRows(path, entry, layer, "q", _slices_from(starts, rotated_width))
     if name == "k_proj":
         return RotatedRows(
-            path, entry, layer, "k", _slices_of_heads(entry, kv_heads, width, rotated)
+            path, entry, layer, "k", _slices_of_heads(entry, num_kv_heads, width, rotated_width)
         )
     if name == "qkv_proj":  # q's heads, then k's, then v's
-        _require_row_count(entry, (heads + 2 * kv_heads) * width)
-        starts = [h * width for h in range(heads + kv_heads)]
-        return RotatedRows(path, entry, layer, "qk", _slices_from(starts, rotated))
+        _require_row_count(entry, (num_heads + 2 * num_kv_heads) * width)
+        starts = [h * width for h in range(num_heads + num_kv_heads)]
+        return RotatedRows(path, entry, layer, "qk", _slices_from(starts, rotated_width))
     if name == "query_key_value" and model.model_type.startswith("gpt_neox"):
-        _require_row_count(entry, 3 * heads * width)  # per head its q, k and v
-        starts = [(3 * h + part_) * width for h in range(heads) for part_ in (0, 1)]
-        return RotatedRows(path, entry, layer, "qk", _slices_from(starts, rotated))
+        _require_row_count(entry, 3 * num_heads * width)  # per head its q, k and v
+        starts = [(3 * h + side_index) * width for h in range(num_heads) for side_index in (0, 1)]
+        return RotatedRows(path, entry, layer, "qk", _slices_from(starts, rotated_width))
     return None
 
 
@@ -250,18 +254,22 @@ def _slices_from(starts: list[int], count: int) -> tuple[slice, ...]:
 def _rows_of_latent_attention(
     path: Path, entry: TensorEntry, layer: int, name: str, model: Model
 ) -> RotatedRows | None:
-    rotated = model.head_dim
-    nope = model.size("qk_nope_head_dim", default=128)
-    latent_q = model.config.get("q_lora_rank")
-    if name == ("q_b_proj" if latent_q else "q_proj"):
-        width = nope + rotated
+    rotated_width = model.head_dim
+    nope_width = model.size("qk_nope_head_dim", default=128)
+    query_rank = model.config.get("q_lora_rank")
+    if name == ("q_b_proj" if query_rank else "q_proj"):
+        width = nope_width + rotated_width
         _require_row_count(entry, model.num_heads * width)
-        starts = [h * width + nope for h in range(model.num_heads)]
-        return RotatedRows(path, entry, layer, "q", tuple(slice(s, s + rotated) for s in starts))
+        starts = [h * width + nope_width for h in range(model.num_heads)]
+        return RotatedRows(
+            path, entry, layer, "q", tuple(slice(s, s + rotated_width) for s in starts)
+        )
     if name == "kv_a_proj_with_mqa":
-        latent = model.size("kv_lora_rank")
-        _require_row_count(entry, latent + rotated)
-        return RotatedRows(path, entry, layer, "k", (slice(latent, latent + rotated),))
+        latent_width = model.size("kv_lora_rank")
+        _require_row_count(entry, latent_width + rotated_width)
+        return RotatedRows(
+            path, entry, layer, "k", (slice(latent_width, latent_width + rotated_width),)
+        )
     return None
 
 
@@ -270,20 +278,22 @@ def _rows_of_norm(
 ) -> RotatedRows | None:
     if part == "bias":
         raise ValueError(f"{entry.name}: a norm with a bias is not known")
-    rotated, width = rotary_dim(model), entry.shape[-1]
+    rotated_width, width = rotary_dim(model), entry.shape[-1]
     if len(entry.shape) != 1 or width % model.head_dim:
         raise ValueError(f"{entry.name}: a norm of shape {list(entry.shape)} is not known")
-    groups = _slices_of_heads(entry, width // model.head_dim, model.head_dim, rotated)
+    groups = _slices_of_heads(entry, width // model.head_dim, model.head_dim, rotated_width)
     return RotatedRows(path, entry, layer, NORMS[name], groups, norm=True)
 
 
-def _slices_of_heads(entry: TensorEntry, count: int, width: int, rotated: int) -> tuple[slice, ...]:
-    """Return the first `rotated` rows of each of `count` heads of this width.
+def _slices_of_heads(
+    entry: TensorEntry, count: int, width: int, rotated_width: int
+) -> tuple[slice, ...]:
+    """Return the first `rotated_width` rows of each of `count` heads of this width.
 
     Raises: ShapeError for a tensor of another number of rows.
     """
     _require_row_count(entry, count * width)
-    return tuple(slice(h * width, h * width + rotated) for h in range(count))
+    return tuple(slice(h * width, h * width + rotated_width) for h in range(count))
 
 
 def _require_row_count(entry: TensorEntry, expected: int) -> None:
@@ -300,10 +310,10 @@ def permute_folder(folder: Path, model: Model, *, to_interleaved: bool) -> list[
     Raises: ValueError where rows of q or k are not to be found; nothing is changed then.
     """
     rows = find_rotated_rows(folder, model)
-    adapter = all("lora_" in r.entry.name for r in rows)
+    is_adapter = all("lora_" in r.entry.name for r in rows)
     if not rows:
         raise ValueError("the folder has no rows of q and k that are known")
-    if not adapter:
+    if not is_adapter:
         require_rows_in_all_layers(rows, model, "q")
         require_rows_in_all_layers(rows, model, "k")
     for r in rows:
@@ -314,12 +324,12 @@ def permute_folder(folder: Path, model: Model, *, to_interleaved: bool) -> list[
 def _permute_rows(rows: RotatedRows, *, to_interleaved: bool) -> None:
     """Permute the rotated rows of one tensor in its file."""
     entry = rows.entry
-    count = entry.shape[0]
+    num_rows = entry.shape[0]
     with open_to_change(rows.path) as file:
         file.seek(entry.start)
         # Rows are moved as bytes, so that any dtype is moved exactly.
         data = np.frombuffer(file.read(entry.stop - entry.start), np.uint8)
-        table = data.reshape(count, -1).copy()
+        table = data.reshape(num_rows, -1).copy()
         for group in rows.groups:
             width = group.stop - group.start
             table[group] = table[group][row_permutation(width, to_interleaved=to_interleaved)]

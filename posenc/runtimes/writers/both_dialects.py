@@ -81,11 +81,11 @@ def _write_flat(holder: dict[str, Any], model: Model, given: Parameters, largest
     p = {k: v for k, v in given.items() if v is not None}
     theta = float(p["rope_theta"])
     p["rope_theta"] = theta
-    neox = model.model_type.startswith("gpt_neox")
-    holder["rotary_emb_base" if neox else "rope_theta"] = theta
+    is_neox = model.model_type.startswith("gpt_neox")
+    holder["rotary_emb_base" if is_neox else "rope_theta"] = theta
     if model.supports_partial_rotation:
         share = p.get("partial_rotary_factor", 1.0)
-        holder["rotary_pct" if neox else "partial_rotary_factor"] = share
+        holder["rotary_pct" if is_neox else "partial_rotary_factor"] = share
         p["partial_rotary_factor"] = share
     else:
         p.pop("partial_rotary_factor", None)

@@ -87,10 +87,12 @@ def differences(
                 yield Difference(aspect, f"{where}{words}")
     unrotated = set(computed.without_rotation)
     meant_unrotated = set(meant.without_rotation)
-    if still := sorted(unrotated - meant_unrotated):
-        yield Difference("layers", f"the layers {still} do not rotate, and are meant to")
-    if rotating := sorted(meant_unrotated - unrotated):
-        yield Difference("layers", f"the layers {rotating} rotate, and are not meant to")
+    if unrotated_too_many := sorted(unrotated - meant_unrotated):
+        yield Difference(
+            "layers", f"the layers {unrotated_too_many} do not rotate, and are meant to"
+        )
+    if rotated_too_many := sorted(meant_unrotated - unrotated):
+        yield Difference("layers", f"the layers {rotated_too_many} rotate, and are not meant to")
     scale = computed.softmax_scale
     meant_scale = meant.softmax_scale
     if scale is None or meant_scale is None:
@@ -112,9 +114,12 @@ def differences_of_rotation(
         yield Difference("pairs", words)
     else:
         yield from _difference_of_frequencies(layer, meant, tolerance)
-    wanted = meant.multiplier / folded
-    if not abs(layer.multiplier - wanted) <= tolerance.of_multipliers * wanted:
-        words = f"the multiplier is {layer.multiplier:.7g}, {wanted:.7g} is meant"
+    wanted_multiplier = meant.multiplier / folded
+    if (
+        not abs(layer.multiplier - wanted_multiplier)
+        <= tolerance.of_multipliers * wanted_multiplier
+    ):
+        words = f"the multiplier is {layer.multiplier:.7g}, {wanted_multiplier:.7g} is meant"
         yield Difference("multiplier", words)
 
 

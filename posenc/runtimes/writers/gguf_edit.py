@@ -61,11 +61,11 @@ def meaning_of_metadata(meta: Metadata) -> ComputedPositions:
         left is not what was meant.
     """
     if meta.lost_factors:
-        lost = " and ".join(FACTORS[name] for name in meta.lost_factors)
+        lost_in_words = " and ".join(FACTORS[name] for name in meta.lost_factors)
         raise ValueError(
-            f"{meta.architecture}.{KEYS['scaling_type']} is longrope and the file has lost {lost}: "
-            "nothing in it says what was meant. Convert the model again, or give its own config by "
-            "--like CONFIG."
+            f"{meta.architecture}.{KEYS['scaling_type']} is longrope and the file has lost "
+            f"{lost_in_words}: nothing in it says what was meant. Convert the model again, or "
+            "give its own config by --like CONFIG."
         )
     try:
         computed = compute_from_metadata(meta, None)
@@ -83,9 +83,11 @@ def meaning_of_metadata(meta: Metadata) -> ComputedPositions:
         meta.beta_fast or 32.0,
         meta.beta_slow or 1.0,
     )
-    usual = float64_formulas.yarn_attention_factor(factor)
-    given = meta.yarn_attn_factor
-    full = LayerRotation(inv_freq, (usual if given is None else given) * meta.attn_factor)
+    usual_factor = float64_formulas.yarn_attention_factor(factor)
+    stated_factor = meta.yarn_attn_factor
+    full = LayerRotation(
+        inv_freq, (usual_factor if stated_factor is None else stated_factor) * meta.attn_factor
+    )
     return replace(computed, layers={**layers, FULL if FULL in layers else "all": full})
 
 
@@ -101,8 +103,10 @@ def plan_edit(
     layers = wanted.layers
     full = layers.get(FULL, layers.get("all"))
     if full is None:
-        kinds = f"layers of the kinds {', '.join(layers)}" if layers else "no layer that rotates"
-        raise ValueError(f"it has {kinds}, which GGUF has no keys for")
+        kinds_in_words = (
+            f"layers of the kinds {', '.join(layers)}" if layers else "no layer that rotates"
+        )
+        raise ValueError(f"it has {kinds_in_words}, which GGUF has no keys for")
     if len(full.inv_freq) != meta.dimension_count // 2:
         raise ValueError(
             f"{meta.architecture}: {len(full.inv_freq)} rotated pairs are wanted, the file has "
@@ -135,12 +139,14 @@ def _edit_that_keeps_scaling(
 
     So a file that is right keeps both its lists of divisors: every other candidate has one list.
     """
-    own = {name: getattr(meta, name) for name in SCALING_KEYS if name in meta.given}
-    edit = _edit_of_keys(meta, {**keys, "attn_factor": meta.attn_factor, **own}, None)
+    keys_present = {name: getattr(meta, name) for name in SCALING_KEYS if name in meta.given}
+    edit = _edit_of_keys(meta, {**keys, "attn_factor": meta.attn_factor, **keys_present}, None)
     try:
-        alike = compute_from_metadata(meta, None).switch == wanted.switch
+        switches_alike = compute_from_metadata(meta, None).switch == wanted.switch
         return (
-            edit if alike and not _disagreement(metadata_after_edit(meta, edit), wanted) else None
+            edit
+            if switches_alike and not _disagreement(metadata_after_edit(meta, edit), wanted)
+            else None
         )
     except RefusedError:
         return None
@@ -164,9 +170,9 @@ def _scaling_candidates(
             dim, theta, meta.scaling_factor, meta.original_length
         )
         if _nearly_equal(full.inv_freq, kept):
-            usual = float64_formulas.yarn_attention_factor(meta.scaling_factor)
+            usual_multiplier = float64_formulas.yarn_attention_factor(meta.scaling_factor)
             yarn = {name: getattr(meta, name) for name in SCALING_KEYS[:3]}
-            yield {**yarn, "attn_factor": multiplier / usual}, None
+            yield {**yarn, "attn_factor": multiplier / usual_multiplier}, None
     if all(math.isclose(r, ratios[0], rel_tol=1e-9) for r in ratios):
         linear = {"scaling_type": "linear", "scaling_factor": ratios[0]}
         yield {**linear, "attn_factor": multiplier}, None
@@ -258,17 +264,19 @@ def _copy_edited(file: BinaryIO, header: Header, edit: Edit, target: BinaryIO) -
         _encoded_key(header.byte_order, f"{architecture}.{KEYS[name]}", name, value)
         for name, value in edit.keys.items()
     ]
-    own = set(FACTORS.values()) if edit.rope_freqs is not None else set()
-    lengths = _bytes_per_tensor(header)
-    tensors = [t for t in header.tensors if t.name.rpartition("blk.0.")[2] not in own]
+    replaced_names = set(FACTORS.values()) if edit.rope_freqs is not None else set()
+    byte_counts = _bytes_per_tensor(header)
+    tensors = [t for t in header.tensors if t.name.rpartition("blk.0.")[2] not in replaced_names]
     factors = b""
     if edit.rope_freqs is not None:
         factors = struct.pack(f"{header.byte_order}{len(edit.rope_freqs)}f", *edit.rope_freqs)
 
-    count = len(tensors) + bool(factors)
+    num_tensors = len(tensors) + bool(factors)
     target.write(b"GGUF")
     target.write(
-        struct.pack(f"{header.byte_order}IQQ", header.version, count, len(kept) + len(new_keys))
+        struct.pack(
+            f"{header.byte_order}IQQ", header.version, num_tensors, len(kept) + len(new_keys)
+        )
     )
     for each in kept:
         _copy_bytes(file, target, each.start, each.stop)
@@ -278,16 +286,16 @@ def _copy_edited(file: BinaryIO, header: Header, edit: Edit, target: BinaryIO) -
     for tensor in tensors:
         _copy_bytes(file, target, tensor.start, tensor.stop - 8)
         target.write(struct.pack(f"{header.byte_order}Q", offset))
-        offset += round_up(lengths[tensor.name], header.alignment)
+        offset += round_up(byte_counts[tensor.name], header.alignment)
     if factors:
         name = FACTORS["rope_freqs"].encode()
         target.write(struct.pack(f"{header.byte_order}Q{len(name)}s", len(name), name))
-        line = (1, len(edit.rope_freqs or ()), F32, offset)
-        target.write(struct.pack(f"{header.byte_order}IQIQ", *line))
+        tensor_info = (1, len(edit.rope_freqs or ()), F32, offset)
+        target.write(struct.pack(f"{header.byte_order}IQIQ", *tensor_info))
     _pad(target, header.alignment)
     for tensor in tensors:
         start = header.data_start + tensor.offset
-        _copy_bytes(file, target, start, start + lengths[tensor.name])
+        _copy_bytes(file, target, start, start + byte_counts[tensor.name])
         _pad(target, header.alignment)
     target.write(factors)
     _pad(target, header.alignment)
@@ -301,28 +309,28 @@ def _bytes_per_tensor(header: Header) -> dict[str, int]:
     return {tensor.name: end - tensor.offset for tensor, end in zip(ordered, ends, strict=True)}
 
 
-def _encoded_key(order: str, key: str, name: str, value: Any) -> bytes:
+def _encoded_key(byte_order: str, key: str, name: str, value: Any) -> bytes:
     """Return the bytes of a key with its value in the header. name: its field of Metadata."""
     data = key.encode()
-    head = struct.pack(f"{order}Q{len(data)}s", len(data), data)
+    head = struct.pack(f"{byte_order}Q{len(data)}s", len(data), data)
     if isinstance(value, str):
         text = value.encode()
-        return head + struct.pack(f"{order}IQ{len(text)}s", STRING, len(text), text)
+        return head + struct.pack(f"{byte_order}IQ{len(text)}s", STRING, len(text), text)
     if name == "context_length":
-        return head + struct.pack(f"{order}II", UINT32, value)
-    return head + struct.pack(f"{order}If", FLOAT32, value)
+        return head + struct.pack(f"{byte_order}II", UINT32, value)
+    return head + struct.pack(f"{byte_order}If", FLOAT32, value)
 
 
 def _copy_bytes(file: BinaryIO, target: BinaryIO, start: int, stop: int) -> None:
     """Copy bytes of one file to another."""
     file.seek(start)
-    left = stop - start
-    while left > 0:
-        piece = file.read(min(left, PIECE))
+    bytes_left = stop - start
+    while bytes_left > 0:
+        piece = file.read(min(bytes_left, PIECE))
         if not piece:
             raise ValueError("the file became shorter while it was copied.")
         target.write(piece)
-        left -= len(piece)
+        bytes_left -= len(piece)
 
 
 def _pad(target: BinaryIO, alignment: int) -> None:

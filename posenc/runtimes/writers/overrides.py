@@ -56,12 +56,12 @@ def override_options(config: Mapping[str, Any], meaning: Meaning, runtime: str) 
             f"{' or '.join(SERVERS)}. `posenc doctor --fix --out FOLDER` writes a copy."
         )
     key = language_model_key_after_loading(config)
-    before = model_of(config).max_positions
+    max_positions_before = model_of(config).max_positions
     reasons = []
     try:
         for parameters, longest in _settings_to_try(meaning, runtime):
             own: dict[str, Any] = {"rope_parameters": parameters.get("all", parameters)}
-            if longest != before:
+            if longest != max_positions_before:
                 own["max_position_embeddings"] = longest
             given = {key: own} if key else own
             computed = RUNTIMES[runtime](config_after_override(config, given, runtime), None)
@@ -72,8 +72,8 @@ def override_options(config: Mapping[str, Any], meaning: Meaning, runtime: str) 
             reason = disagreement(computed, meaning.computed)
             if not reason:
                 option, length = OPTIONS_OF_SERVER[runtime]
-                text = shlex.quote(json.dumps(given, allow_nan=False))
-                return f"{option} {text} {length} {meaning.max_length}"
+                given_in_words = shlex.quote(json.dumps(given, allow_nan=False))
+                return f"{option} {given_in_words} {length} {meaning.max_length}"
             reasons.append(reason)
     except (ArithmeticError, TypeError, KeyError, IndexError) as error:
         raise ValueError(f"no options of {runtime} carry these numbers ({error}).") from error
@@ -222,9 +222,11 @@ def _rope_dict_after_loading(model: Model, runtime: str) -> Parameters:
         resolved = {kind: vllm.with_newer_type(p, model) for kind, p in resolved.items()}
     if not model.has_rope_dict_per_kind:
         return _without_type(resolved["all"])
-    file = model.config.get("rope_parameters")
-    still = {k: None for k, v in file.items() if v is None} if isinstance(file, Mapping) else {}
-    return still | {kind: _without_type(p) for kind, p in resolved.items()}
+    written = model.config.get("rope_parameters")
+    null_kinds = (
+        {k: None for k, v in written.items() if v is None} if isinstance(written, Mapping) else {}
+    )
+    return null_kinds | {kind: _without_type(p) for kind, p in resolved.items()}
 
 
 def _without_type(p: Mapping[str, Any]) -> Parameters:

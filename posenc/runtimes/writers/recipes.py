@@ -116,9 +116,9 @@ def _candidates_where_all_layers_rotate_alike(
     )
     if fold and p["rope_type"] == "yarn":
         rest = {k: v for k, v in own.items() if k not in TEMPERATURES}
-        usual = float64_formulas.yarn_attention_factor(float(p["factor"]))
-        left = layer.multiplier / usual
-        yield Candidate("yarn, the rest of its temperature in q", {"all": rest}, left)
+        usual_multiplier = float64_formulas.yarn_attention_factor(float(p["factor"]))
+        multiplier_left = layer.multiplier / usual_multiplier
+        yield Candidate("yarn, the rest of its temperature in q", {"all": rest}, multiplier_left)
     if fold:
         without_multiplier = LayerRotation(layer.inv_freq)
         cold = {
@@ -179,8 +179,8 @@ def _linear_factor(layer: LayerRotation, theta: float) -> float | None:
     if not all(layer.inv_freq):
         return None  # a pair stands still, which no factor gives
     ratios = [p / f for p, f in zip(plain, layer.inv_freq, strict=True)]
-    same = all(math.isclose(r, ratios[0], rel_tol=1e-9) for r in ratios)
-    return ratios[0] if same and ratios[0] > 1 else None
+    are_equal = all(math.isclose(r, ratios[0], rel_tol=1e-9) for r in ratios)
+    return ratios[0] if are_equal and ratios[0] > 1 else None
 
 
 def without_default_keys(given: Mapping[str, Any], kind: str, meaning: Meaning) -> Parameters:
@@ -262,9 +262,10 @@ def best_recipe(
     except (ArithmeticError, TypeError, KeyError, IndexError) as error:
         raise ValueError(f"no recipe carries these numbers ({error}).") from error
     if not tried:
-        said = "; ".join(f"{name}: {why}" for name, why in before.items())
+        reasons_in_words = "; ".join(f"{name}: {why}" for name, why in before.items())
         raise ValueError(
-            f"no recipe is better than the file as it is ({said or 'all named read it right'})."
+            f"no recipe is better than the file as it is ("
+            f"{reasons_in_words or 'all named read it right'})."
         )
     return min(tried, key=lambda r: len(r.cannot))
 
@@ -283,8 +284,8 @@ def _recipes_to_try(
             written = both_dialects.config_in_newer_dialect(config, parameters["all"], length)
         else:
             written = both_dialects.config_in_both_dialects(config, meaning, parameters, length)
-        wrong = misreading_runtimes(written, meaning, named, folded=folded, versions=versions)
-        yield Recipe(candidate.name, written, folded, wrong, notes_for_user(parameters))
+        misreading = misreading_runtimes(written, meaning, named, folded=folded, versions=versions)
+        yield Recipe(candidate.name, written, folded, misreading, notes_for_user(parameters))
 
 
 def what_changes_with_length(meaning: Meaning) -> str:
@@ -308,7 +309,10 @@ def misreading_runtimes(
     """
     # None is the longest length; one token is below any length at which frequencies change.
     lengths = (1, None) if what_changes_with_length(meaning) else (None,)
-    found = [reasons_for_disagreement(config, meaning.computed, named, at, **how) for at in lengths]
+    found = [
+        reasons_for_disagreement(config, meaning.computed, named, length, **how)
+        for length in lengths
+    ]
     return {name: why for each in found for name, why in each.items()}
 
 
@@ -354,11 +358,11 @@ def _runtimes_that_switch_otherwise(
 
     written: the config to read. config: the one whose meaning is wanted.
     """
-    lists = any("long_factor" in p for p in meaning.parameters.values())
-    found = dict(ONE_CHOICE) if lists else {}
+    has_lists = any("long_factor" in p for p in meaning.parameters.values())
+    reasons = dict(ONE_CHOICE) if has_lists else {}
     for length in (meaning.trained_length, longest):
-        found |= reasons_for_disagreement(
+        reasons |= reasons_for_disagreement(
             written, meaning_of(config, length).computed, RUNTIMES, length
         )
     known = {name for name, computed in emulate(written).items() if computed.is_known}
-    return {name: why for name, why in found.items() if name in known}
+    return {name: why for name, why in reasons.items() if name in known}

@@ -72,13 +72,13 @@ def load_in_a_process(file, length):
     try:
         for line in process.stdout:
             text = line.decode("utf-8", "replace").strip()
-            said = LINE.match(text)
-            refusal = ERROR.search(text) if said else ABORTED.search(text)
+            log_line = LINE.match(text)
+            refusal = ERROR.search(text) if log_line else ABORTED.search(text)
             if refusal:
                 return printed, " ".join(refusal[refusal.lastindex or 0].split())
-            if said and DONE.search(said[2]):
+            if log_line and DONE.search(log_line[2]):
                 return printed, ""
-            setting = SETTING.match(said[2]) if said else None
+            setting = SETTING.match(log_line[2]) if log_line else None
             if setting:
                 printed.append(setting.groups())
     finally:

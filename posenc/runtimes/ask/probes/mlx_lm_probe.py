@@ -78,28 +78,30 @@ def measure_model(model, lengths):
     """
     modules = dict(model.named_modules())
     ropes = {}
-    count = 0
+    num_layers = 0
     for path, module in modules.items():
-        where = LAYER.search(f"{path}.")
-        if where is None or OF_IMAGES_OR_SOUND.search(path):
+        layer_match = LAYER.search(f"{path}.")
+        if layer_match is None or OF_IMAGES_OR_SOUND.search(path):
             continue
-        index = int(where[1])
-        count = max(count, index + 1)
+        index = int(layer_match[1])
+        num_layers = max(num_layers, index + 1)
         if ROTATES.search(type(module).__name__) and index not in ropes:
             ropes[index] = (path, module)
-    if not count:
+    if not num_layers:
         return {"unmeasured": f"{type(model).__name__} of {type(model).__module__} has no layers"}
     rows = distinct_rotations(ropes, lengths[0])
     interleaved = {row.pop("interleaved") for row in rows} - {None}
-    others = [distinct_rotations(ropes, length) for length in lengths[1:]]
+    rows_at_other_lengths = [distinct_rotations(ropes, length) for length in lengths[1:]]
     frequencies = [row["inv_freq"] for row in rows]
     return {
         "class": f"{type(model).__module__.rpartition('.')[2]}.{type(model).__name__}",
         "stops": "",
         "rotations": rows,
-        "changes": any([row["inv_freq"] for row in other] != frequencies for other in others),
+        "changes": any(
+            [row["inv_freq"] for row in other] != frequencies for other in rows_at_other_lengths
+        ),
         "softmax_scales": softmax_scales(modules),
-        "without_rotation": [index for index in range(count) if index not in ropes],
+        "without_rotation": [index for index in range(num_layers) if index not in ropes],
         "interleaved": interleaved.pop() if len(interleaved) == 1 else None,
         "admits": None,
     }
@@ -123,10 +125,10 @@ def distinct_rotations(ropes, length):
 def settings_of(module):
     """Return a text that is equal for modules that compute the same: their class, and everything
     that they keep."""
-    kept = {**vars(module), **dict(module)}
+    values_by_name = {**vars(module), **dict(module)}
     texts = []
-    for key in sorted(kept):
-        value = kept[key]
+    for key in sorted(values_by_name):
+        value = values_by_name[key]
         texts.append(f"{key}={value.tolist() if hasattr(value, 'tolist') else value!r}")
     return f"{type(module).__name__} {' '.join(texts)}"
 
@@ -155,9 +157,12 @@ def measure_rotation(module, length):
     rows = [row[0] for row in module(units, offset=1)[0].tolist()]
     pairs = pairs_of_channels(rows, width)
     inv_freq = angles_between(pairs, module, width, 2)
-    last = last_turn(pairs, module, width, length)
-    turned = zip(inv_freq, last, strict=True)
-    if any(abs(math.remainder(f * (length - 1) - a, 2 * math.pi)) > ALIKE for f, a in turned):
+    last_angles = last_turn(pairs, module, width, length)
+    frequencies_and_angles = zip(inv_freq, last_angles, strict=True)
+    if any(
+        abs(math.remainder(f * (length - 1) - a, 2 * math.pi)) > ALIKE
+        for f, a in frequencies_and_angles
+    ):
         inv_freq = angles_between(pairs, module, width, min(length, LONGEST_SEQUENCE))
     multiplier = max(max(row[0]) for row in module(units, offset=0)[0].tolist())
     adjacent = {second - first == 1 for first, second in pairs if rows[first][second]}

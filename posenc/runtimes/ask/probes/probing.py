@@ -110,10 +110,10 @@ def error_in_one_line(error):
     """
     if isinstance(error, MemoryError) or NO_MEMORY.search(str(error)):
         raise NeedsMemoryError from error
-    said = " ".join(str(error).replace(str(Path.cwd()), "the folder").split())
-    said = re.sub(r"^\d+ validation errors? for \w+ ", "", said)
-    said = re.sub(r" \[type=.*", "", said)
-    return f"{type(error).__name__}: {said}"[:MOST_LETTERS]
+    text = " ".join(str(error).replace(str(Path.cwd()), "the folder").split())
+    text = re.sub(r"^\d+ validation errors? for \w+ ", "", text)
+    text = re.sub(r" \[type=.*", "", text)
+    return f"{type(error).__name__}: {text}"[:MOST_LETTERS]
 
 
 class WithoutWeights(contextlib.ExitStack):
@@ -164,18 +164,18 @@ def pairs_of_channels(rows, rotated):
             raise ValueError(f"channel {first} turns with {len(others)} others")
         if others:
             partners[first] = others[0]
-    apart = rotated // 2
+    distance = rotated // 2
     if partners:
         first = min(partners)
-        apart = partners[first] - first
+        distance = partners[first] - first
     width = max(rotated, 1 + max(partners, default=-1))
-    if apart > 1:
-        width = max(width, 2 * apart)
+    if distance > 1:
+        width = max(width, 2 * distance)
     pairs, taken = [], set()
     for first in range(width):
         if first in taken:
             continue
-        second = partners.get(first, first + apart)
+        second = partners.get(first, first + distance)
         if second >= len(rows) or second in taken:
             raise ValueError(f"channel {first} has no partner")
         taken |= {first, second}

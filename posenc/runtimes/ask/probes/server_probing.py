@@ -72,8 +72,10 @@ class Server:
                 return {**self.refusal(error), "admits": admits}
             return {"unmeasured": f"it is not built here: {error_in_one_line(error)}"}
         if type(model).__name__.startswith("Transformers"):
-            own = f"{self.name} serves it by the modules of transformers, which tell more"
-            return {"unmeasured": own}
+            why_not_measured = (
+                f"{self.name} serves it by the modules of transformers, which tell more"
+            )
+            return {"unmeasured": why_not_measured}
         try:
             answer = self.measure_model(model, settings, lengths[0])
             answer["admits"] = admits
@@ -117,13 +119,13 @@ class Server:
         """
         modules = dict(model.named_modules(remove_duplicate=False))
         attention = self.attention_class()
-        rotary, attending, still = {}, set(), set()
+        rotary, attending, unrotated = {}, set(), set()
         scales = []
         for path, module in modules.items():
-            where = LAYER.search(f"{path}.")
-            if where is None or OF_IMAGES_OR_SOUND.search(path):
+            layer_match = LAYER.search(f"{path}.")
+            if layer_match is None or OF_IMAGES_OR_SOUND.search(path):
                 continue
-            index = int(where[1])
+            index = int(layer_match[1])
             if hasattr(module, "head_size") and hasattr(module, "rotary_dim"):
                 rotary.setdefault(index, (path, module))
             if isinstance(module, attention):
@@ -132,9 +134,9 @@ class Server:
                 if isinstance(scale, (int, float)) and scale not in scales:
                     scales.append(scale)
             if getattr(module, "use_rope", None) is False or getattr(module, "nope", None) is True:
-                still.add(index)
+                unrotated.add(index)
         with self.running(settings):
-            rows = distinct_rotations({i: rotary[i] for i in rotary if i not in still}, length)
+            rows = distinct_rotations({i: rotary[i] for i in rotary if i not in unrotated}, length)
         styles = {row.pop("interleaved") for row in rows}
         return {
             "class": type(model).__name__,
@@ -142,7 +144,7 @@ class Server:
             "rotations": rows,
             "changes": False,
             "softmax_scales": scales,
-            "without_rotation": sorted(i for i in attending if i in still or i not in rotary),
+            "without_rotation": sorted(i for i in attending if i in unrotated or i not in rotary),
             "interleaved": styles.pop() if len(styles) == 1 else None,
             "admits": None,
         }
@@ -216,13 +218,13 @@ def turned_units(module, position, length):
 
     width = module.head_size
     rotate = getattr(module, "forward_native", module.forward)
-    heads = torch.cat([torch.eye(width), torch.zeros(1, width)])
+    units = torch.cat([torch.eye(width), torch.zeros(1, width)])
     problem = None
-    for last in (length - 1, position):
+    for last_position in (length - 1, position):
         positions_of_text = torch.full((width + 1,), position)
-        positions_of_text[-1] = last
+        positions_of_text[-1] = last_position
         for positions in (positions_of_text, positions_of_text.expand(3, width + 1)):
-            for vectors in (heads, heads[:, None]):  # modules differ in what they take
+            for vectors in (units, units[:, None]):  # modules differ in what they take
                 try:
                     turned = rotate(positions, vectors.clone(), vectors.clone())[0]
                     return turned.reshape(width + 1, width)[:width].double().tolist()

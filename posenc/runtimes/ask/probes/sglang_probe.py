@@ -74,7 +74,7 @@ class Sglang(Server):
         folder = Path(f"model-{hashlib.sha256(json.dumps(config).encode()).hexdigest()[:16]}")
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        given = {
+        arguments = {
             "model_path": str(folder),
             "context_length": length,
             "dtype": "float32",
@@ -84,8 +84,8 @@ class Sglang(Server):
             "disable_radix_cache": True,  # states of linear attention would want a card for it
         }
         if not torch.cuda.is_available():
-            given["device"] = "cpu"
-        server = ServerArgs(**given)
+            arguments["device"] = "cpu"
+        server = ServerArgs(**arguments)
         set_global_server_args_for_scheduler(server)
         return Settings(server, ModelConfig.from_server_args(server))
 

@@ -119,13 +119,13 @@ def build_model(config):
     """Return the model of a config, whose large weights take no memory (see `WithoutWeights`); None
     if transformers has none."""
     try:
-        kind = model_class(config)
+        class_to_build = model_class(config)
     except ValueError as error:  # a part of a model whose class is no public name
         raise ImportError(str(error)) from error
-    if kind is None:
+    if class_to_build is None:
         return None
     with WithoutWeights():
-        return kind(config)
+        return class_to_build(config)
 
 
 def read_config(config):
@@ -142,16 +142,16 @@ def model_class(config):
     import transformers
 
     for name in getattr(config, "architectures", None) or []:
-        kind = getattr(transformers, name, None)
-        if kind is not None and getattr(kind, "config_class", None) is type(config):
-            return kind
+        named_class = getattr(transformers, name, None)
+        if named_class is not None and getattr(named_class, "config_class", None) is type(config):
+            return named_class
     for name in ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModel"):
         mapping = getattr(getattr(transformers, name, None), "_model_mapping", None)
         if (
             mapping is not None and type(config) in mapping
         ):  # its keys would load every config class
-            kinds = mapping[type(config)]
-            return kinds[0] if isinstance(kinds, (list, tuple)) else kinds
+            classes = mapping[type(config)]
+            return classes[0] if isinstance(classes, (list, tuple)) else classes
     return None
 
 
@@ -167,7 +167,7 @@ def measure_model(model, config, lengths):
     interleaved            whether pairs are channels (2i, 2i + 1); null if no function told
     admits                 max_position_embeddings of the text model, or null
     """
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
     modules = language_modules(dict(model.named_modules()))
     attentions = {n: m for n, m in modules.items() if type(m).__name__.endswith(ATTENTION)}
     rows = distinct_rotations(modules, lengths[0])
@@ -176,13 +176,13 @@ def measure_model(model, config, lengths):
     return {
         "class": type(model).__name__,
         "config_class": type(config).__name__,
-        "stops": "" if has_grid_positions(text) else why_rotating_stops(attentions, rows),
+        "stops": "" if has_grid_positions(text_config) else why_rotating_stops(attentions, rows),
         "rotations": rows,
         "changes": any(distinct_rotations(modules, length) != rows for length in lengths[1:]),
         "softmax_scales": softmax_scales(attentions),
         "without_rotation": layers_without_rotation(attentions),
         "interleaved": has_interleaved_pairs(attentions),
-        "admits": getattr(text, "max_position_embeddings", None),
+        "admits": getattr(text_config, "max_position_embeddings", None),
     }
 
 
@@ -201,14 +201,14 @@ def distinct_rotations(modules, length):
 
     A model that keeps a rotary module in every layer has equal ones; the first is named.
     """
-    rows, known = [], []
-    for where, module in modules.items():
+    rows, keys_seen = [], []
+    for path, module in modules.items():
         for kind in kinds_of_frequencies(module):
             row = measure_rotation(module, kind, length)
-            row.update(module=where, kind=kind or kind_of_layers(where, modules))
+            row.update(module=path, kind=kind or kind_of_layers(path, modules))
             key = (row["kind"], row["inv_freq"], row["multiplier"])
-            if key not in known:
-                known.append(key)
+            if key not in keys_seen:
+                keys_seen.append(key)
                 rows.append(row)
     return rows
 
@@ -247,17 +247,17 @@ def measure_rotation(module, kind, length):
     module shows them, else as the module keeps them."""
     prefix = f"{kind}_" if kind else ""
     module = copy.deepcopy(module)  # a call may change what it keeps
-    called = call_rotary_module(module, kind, length)
-    kept = getattr(module, f"{prefix}inv_freq").double().flatten().tolist()
+    measured = call_rotary_module(module, kind, length)
+    kept_frequencies = getattr(module, f"{prefix}inv_freq").double().flatten().tolist()
     multiplier = float(getattr(module, f"{prefix}attention_scaling", 1.0) or 1.0)
-    row = {"inv_freq": kept, "multiplier": multiplier, "called": False}
-    if called is None:
+    row = {"inv_freq": kept_frequencies, "multiplier": multiplier, "called": False}
+    if measured is None:
         return row
-    row["multiplier"], row["called"] = called["multiplier"], True
+    row["multiplier"], row["called"] = measured["multiplier"], True
     # The call decides, as a module may keep frequencies that it does not apply, or not in this
     # order. It shows them to float32 only, and beyond half a turn a token only up to whole turns.
-    if not nearly_equal(kept, called["inv_freq"]) and max(kept) < math.pi:
-        row["inv_freq"] = called["inv_freq"]
+    if not nearly_equal(kept_frequencies, measured["inv_freq"]) and max(kept_frequencies) < math.pi:
+        row["inv_freq"] = measured["inv_freq"]
     return row
 
 
@@ -281,14 +281,14 @@ def call_rotary_module(module, kind, length):
     positions = torch.tensor([[0, 1, length - 1]])
     for ids in (positions, positions.expand(3, 1, 3)):  # M-RoPE's have three components
         try:
-            out = module(x, ids, kind) if kind else module(x, ids)
+            tables = module(x, ids, kind) if kind else module(x, ids)
         except Exception as error:  # it is called otherwise
             if "split_sizes" in str(error):
                 raise StopsInForward(error_in_one_line(error)) from error
             continue
-        shown = frequencies_of_tables(out)
-        if shown is not None:
-            return shown
+        measured = frequencies_of_tables(tables)
+        if measured is not None:
+            return measured
     return None
 
 
@@ -367,16 +367,20 @@ def forward_source(module):
 def rotating_functions(attentions):
     """Yield one attention of each class and width, with the function by which its forward rotates q
     and k. Those that rotate by a method, or nothing, are left out."""
-    each = {(type(module), rotated_channels(module)): module for module in attentions.values()}
-    for module in each.values():
+    module_by_type_and_width = {
+        (type(module), rotated_channels(module)): module for module in attentions.values()
+    }
+    for module in module_by_type_and_width.values():
         source = forward_source(module)
         names = PAIRED_FUNCTIONS.findall(source)
         if "rope_interleave" in source and len(names) > 1:
-            wanted = bool(getattr(getattr(module, "config", None), "rope_interleave", False))
-            names = [name for name in names if ("interleave" in name) == wanted] or names
-        where = sys.modules[type(module).__module__]
+            is_interleaved = bool(
+                getattr(getattr(module, "config", None), "rope_interleave", False)
+            )
+            names = [name for name in names if ("interleave" in name) == is_interleaved] or names
+        python_module = sys.modules[type(module).__module__]
         for name in names[:1]:
-            function = getattr(where, name, None)
+            function = getattr(python_module, name, None)
             if function is not None:
                 yield module, function
 
@@ -390,12 +394,16 @@ def has_grid_positions(config):
 def why_rotating_stops(attentions, rows):
     """Return the words with which a forward pass stops, where cos and sin of a module are narrower
     or wider than what every attention rotates by them, of those that tell; "" if none does."""
-    each = [pair for pair in rotating_functions(attentions) if rotated_channels(pair[0])]
+    modules_and_functions = [
+        pair for pair in rotating_functions(attentions) if rotated_channels(pair[0])
+    ]
     for row in rows:
         width = 2 * len(row["inv_freq"])
-        stops = [why_width_stops(module, function, width) for module, function in each]
-        if stops and all(stops):
-            return stops[0]
+        reasons = [
+            why_width_stops(module, function, width) for module, function in modules_and_functions
+        ]
+        if reasons and all(reasons):
+            return reasons[0]
     return ""
 
 
@@ -406,12 +414,12 @@ def why_width_stops(module, function, width):
     The module's number of rotated channels must be known. The function is called with zeros, in a
     way in which it runs for as many channels as cos and sin have; "" if no such way is found.
     """
-    part = rotated_channels(module)
-    if part == width:
+    num_rotated = rotated_channels(module)
+    if num_rotated == width:
         return ""
     for arguments in argument_variants(width):
         if not error_of_call(function, width, arguments):
-            return error_of_call(function, part, arguments)
+            return error_of_call(function, num_rotated, arguments)
     return ""
 
 
@@ -442,7 +450,7 @@ def argument_variants(width):
     axes = torch.zeros(3, 1, 3, width)
     turns = torch.zeros(1, 3, width // 2, dtype=torch.complex64)
     of_both = [(whole, whole), (one_a_pair, one_a_pair), (axes, axes, [width // 2, 0, 0])]
-    return [("k", *given) for given in (*of_both, (turns,))] + of_both[:2]
+    return [("k", *arguments) for arguments in (*of_both, (turns,))] + of_both[:2]
 
 
 def error_of_call(function, channels, arguments):
@@ -473,9 +481,9 @@ def has_interleaved_pairs(attentions):
             turned = function(x, x, torch.zeros(1, 1, 8), torch.ones(1, 1, 8))[0]
         except Exception:  # other arguments
             continue
-        partner = abs(float(turned.flatten()[0]))
-        if partner in (2.0, 5.0):
-            return partner == 2.0
+        value_of_partner = abs(float(turned.flatten()[0]))
+        if value_of_partner in (2.0, 5.0):
+            return value_of_partner == 2.0
     return None
 
 

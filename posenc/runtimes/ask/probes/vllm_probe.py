@@ -76,7 +76,7 @@ class Vllm(Server):
         from vllm.engine.arg_utils import EngineArgs
 
         Path("config.json").write_text(json.dumps(config), encoding="utf-8")
-        given = {
+        arguments = {
             "model": ".",
             "max_model_len": length,
             "dtype": "float32",
@@ -85,22 +85,22 @@ class Vllm(Server):
             "skip_tokenizer_init": True,
             "trust_remote_code": False,
         }
-        return EngineArgs(**given).create_engine_config()
+        return EngineArgs(**arguments).create_engine_config()
 
     def longest_admitted(self, config):
         """Return the longest --max-model-len that is not refused; the default is shorter for
         some."""
         model_config = self.settings_for(config, None).model_config
-        shortest = model_config.max_model_len
-        refused = LONGEST
-        while refused - shortest > 1:
-            middle = (shortest + refused) // 2
+        longest_accepted = model_config.max_model_len
+        shortest_refused = LONGEST
+        while shortest_refused - longest_accepted > 1:
+            middle = (longest_accepted + shortest_refused) // 2
             try:
                 model_config.get_and_verify_max_len(middle)
-                shortest = middle
+                longest_accepted = middle
             except ValueError:
-                refused = middle
-        return shortest
+                shortest_refused = middle
+        return longest_accepted
 
     def build_model(self, settings):
         """Return the model that vLLM builds of its settings; its large weights take no memory."""
@@ -117,9 +117,9 @@ class Vllm(Server):
             store = Path("store").absolute().as_uri()
             init_distributed_environment(1, 0, store, 0, backend="gloo")
             initialize_model_parallel(1)
-            kind, _ = get_model_architecture(settings.model_config)
+            model_class, _ = get_model_architecture(settings.model_config)
             with WithoutWeights():
-                return kind(vllm_config=settings)
+                return model_class(vllm_config=settings)
 
     def attention_class(self):
         """Return the class of vLLM's modules in which queries meet keys."""
