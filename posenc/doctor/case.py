@@ -165,41 +165,41 @@ class Case:
         version = self.versions.get(name)
         try:
             if version is not None and not is_recorded(name, version):
-                own = unrecorded_version(name, version)
+                computed = unrecorded_version(name, version)
             else:
-                own = compute_from_metadata(metadata, self.length)
+                computed = compute_from_metadata(metadata, self.length)
         except RefusedError as refused:
             known = "unknown" if isinstance(refused, NotReadError) else "yes"
-            own = ComputedPositions(str(refused), known=known, version=RELEASES[name].read)
+            computed = ComputedPositions(str(refused), known=known, version=RELEASES[name].read)
         opens_none = ComputedPositions("mlx-lm opens no GGUF file", known="no such file")
-        others = {
+        not_known = {
             r: ComputedPositions(
                 f"posenc does not know what {r} computes from GGUF", known="unknown"
             )
             for r in RUNTIMES
         }
-        results = {**others, "mlx-lm": opens_none}
+        results = {**not_known, "mlx-lm": opens_none}
         dated = {r: replace(result, version=RELEASES[r].read) for r, result in results.items()}
-        return {**dated, name: own}
+        return {**dated, name: computed}
 
     @cached_property
     def aspects_that_contradict_emulator(self) -> dict[str, frozenset[Aspect]]:
         """Return, by runtime that was asked, the aspects in which its own answer differs from
         posenc's emulator of the same version; runtimes without a difference are left out."""
-        found = {}
+        aspects_by_runtime = {}
         for name, answer in self.computed.items():
             known = self.known_results[name]
             if not (answer.asked and known.is_known and answer.version == known.version):
                 continue
             if (answer.error is None) != (known.error is None):
-                found[name] = frozenset[Aspect]({"error"})
+                aspects_by_runtime[name] = frozenset[Aspect]({"error"})
             elif answer.error is None:
                 aspects = differing_aspects(answer, known)
                 if answer.switch != known.switch:
                     aspects |= {"switch"}
                 if aspects:
-                    found[name] = aspects
-        return found
+                    aspects_by_runtime[name] = aspects
+        return aspects_by_runtime
 
     @property
     def judged_runtimes(self) -> tuple[str, ...]:
@@ -226,18 +226,20 @@ class Case:
             return
         if not self.judged_runtimes:
             answers = [(name, self.computed[name]) for name in self.named_runtimes]
-            said = [
+            answers_in_words = [
                 f"{n}: {c.error if n in self.versions else c.status_in_words}" for n, c in answers
             ]
-            own = self.model.model_type if self.metadata is None else self.metadata.architecture
-            older = [name for name in ("vllm", "sglang") if name in self.versions]
+            own_name = (
+                self.model.model_type if self.metadata is None else self.metadata.architecture
+            )
+            servers = [name for name in ("vllm", "sglang") if name in self.versions]
             hint = (
                 ". A server loads a config by the transformers beside it: `--for "
                 "transformers==4.57`, or its own release, judges by that"
-                if older and self.metadata is None
+                if servers and self.metadata is None
                 else ""
             )
-            raise UnknownFamilyError(f"{own}: {'; '.join(said)}{hint}")
+            raise UnknownFamilyError(f"{own_name}: {'; '.join(answers_in_words)}{hint}")
 
     @cached_property
     def differences(self) -> dict[str, frozenset[Aspect]]:
@@ -262,8 +264,8 @@ class Case:
         return tuple(
             name
             for name in among
-            if (seen := self.differences[name] - {"arguments"}) & wanted
-            and not (nothing_else and seen - wanted)
+            if (differing := self.differences[name] - {"arguments"}) & wanted
+            and not (nothing_else and differing - wanted)
         )
 
     def named_and_known(self, runtimes: Sequence[str]) -> tuple[str, ...]:

@@ -117,15 +117,15 @@ def ask_about_sources(
         if was_named and not to_ask and not failures:
             raise ValueError(f"--ask: nobody is asked about {', '.join(rows)}, which --for names.")
         for python, runtime in to_ask:
-            about = [i for i in readable if sources[i].spelling == _spelling_read_by(runtime)]
-            questions = [_question_about(sources[i], length) for i in about]
+            indices = [i for i in readable if sources[i].spelling == _spelling_read_by(runtime)]
+            questions = [_question_about(sources[i], length) for i in indices]
             try:
-                answers = ask(questions, python, runtime) if about else []
+                answers = ask(questions, python, runtime) if indices else []
             except AskError as error:
-                for i in about:
+                for i in indices:
                     notes[i].append(f"{error} {KNOWN_IS_SHOWN}")
             else:
-                for i, answer in zip(about, answers, strict=True):
+                for i, answer in zip(indices, answers, strict=True):
                     _add_answer(by_source[i], answer)
     if was_named:
         _note_files_that_nobody_reads(sources, by_source, notes)
@@ -220,8 +220,8 @@ def answers_of_named_runtimes(
     kept = {}
     for row, answer in answers.items():
         wanted = versions.get(row)
-        right = wanted is None or f"{answer.version}.".startswith(f"{wanted}.")
-        if row in named and right:
+        is_right_version = wanted is None or f"{answer.version}.".startswith(f"{wanted}.")
+        if row in named and is_right_version:
             kept[row] = answer
     return kept
 
@@ -260,7 +260,11 @@ def lengths_to_ask_at(source: Source, length: int | None) -> list[int]:
         longest = meaning_of(source.config, length).max_length
     except (UnknownFamilyError, ValueError):
         longest = DEFAULT_LENGTH
-        named = source.config.get("max_position_embeddings")
-        if isinstance(named, int) and not isinstance(named, bool) and 0 < named < 2**31:
-            longest = named
+        stated_length = source.config.get("max_position_embeddings")
+        if (
+            isinstance(stated_length, int)
+            and not isinstance(stated_length, bool)
+            and 0 < stated_length < 2**31
+        ):
+            longest = stated_length
     return [length or longest, SHORT_LENGTH, longest, 2 * longest]

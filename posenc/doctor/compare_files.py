@@ -34,20 +34,22 @@ def differences(first: PositionRecord, second: PositionRecord) -> list[str]:
 def differences_at_switches(
     first: PositionRecord,
     second: PositionRecord,
-    at: Callable[[int], tuple[PositionRecord, PositionRecord]],
+    records_at: Callable[[int], tuple[PositionRecord, PositionRecord]],
 ) -> list[str]:
     """Return how two records' rotations differ where those of one change with the length: at the
     first such length with a difference; empty if there is none.
 
-    at: both records at a length.
+    records_at: gives both records at a length.
     """
-    agreed = None
+    last_same_length = None
     for length in lengths_around_switches(first, second):
-        lines = _rotation_differences(*at(length))
+        lines = _rotation_differences(*records_at(length))
         if lines:
-            so_far = "" if agreed is None else f" (the same at {agreed})"
-            return [f"{line}, at {length} tokens{so_far}" for line in sorted(lines)]
-        agreed = length
+            where_they_agree = (
+                "" if last_same_length is None else f" (the same at {last_same_length})"
+            )
+            return [f"{line}, at {length} tokens{where_they_agree}" for line in sorted(lines)]
+        last_same_length = length
     return []
 
 
@@ -86,11 +88,11 @@ def _layer_kind_differences(name: str, a: LayerKind, b: LayerKind) -> list[str]:
         lines.append(f"rotated channels{where}: {a.rotary_dim} and {b.rotary_dim}")
     else:
         pairs = enumerate(zip(a.inv_freq, b.inv_freq, strict=True))
-        off = [(i, x, y) for i, (x, y) in pairs if not abs(x - y) <= TOLERANCE * abs(y)]
-        if off:
-            i, x, y = max(off, key=lambda o: abs(o[1] - o[2]) / max(abs(o[1]), abs(o[2])))
+        differing = [(i, x, y) for i, (x, y) in pairs if not abs(x - y) <= TOLERANCE * abs(y)]
+        if differing:
+            i, x, y = max(differing, key=lambda o: abs(o[1] - o[2]) / max(abs(o[1]), abs(o[2])))
             lines.append(
-                f"frequencies{where}: {len(off)} of {len(a.inv_freq)} pairs, most pair {i}: "
+                f"frequencies{where}: {len(differing)} of {len(a.inv_freq)} pairs, most pair {i}: "
                 f"{x:.7g} and {y:.7g} radians per position"
             )
     if not abs(a.multiplier - b.multiplier) <= TOLERANCE * b.multiplier:

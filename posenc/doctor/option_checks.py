@@ -12,8 +12,8 @@ def check_options(options: Options) -> None:
     """Raise ValueError for options that do not go together, before any file is read."""
     ignored_codes(options)
     # A line break would tear apart the lines of the answer that name the path.
-    if unclear := [str(path) for path in options.paths if "\n" in str(path)]:
-        raise ValueError(f"{unclear[0]!r}: a line break in its name; rename it.")
+    if unclear_paths := [str(path) for path in options.paths if "\n" in str(path)]:
+        raise ValueError(f"{unclear_paths[0]!r}: a line break in its name; rename it.")
     if options.explain is not None:
         if options != Options((), explain=options.explain, as_json=options.as_json):
             raise ValueError("--explain takes a rule's code, --json, no path and nothing else.")
@@ -64,10 +64,10 @@ def _check_options_for_one_or_two_paths(options: Options) -> None:
     if len(actions) > 1:
         raise ValueError(f"give {actions[0]} or {actions[1]}, not both.")
     compares = len(options.paths) == 2
-    adapter = not compares and is_adapter(options.paths[0])
-    _check_like(options, adapter)
-    if actions or adapter or compares:
-        _refuse_judging_options(options, asks=options.fix and not (adapter or compares))
+    for_adapter = not compares and is_adapter(options.paths[0])
+    _check_like(options, for_adapter)
+    if actions or for_adapter or compares:
+        _refuse_judging_options(options, asks=options.fix and not (for_adapter or compares))
     if options.overrides is not None and options.for_ is not None:
         raise ValueError("--overrides names its server itself: leave out --for.")
     if compares and actions:

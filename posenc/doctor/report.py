@@ -172,24 +172,24 @@ def _cells_of_runtime(case: Case, name: str) -> tuple[str, ...]:
     """Return the cells of a runtime's row, as RUNTIMES_HEADER names them."""
     computed = case.computed[name]
     differing = case.differences[name]
-    source = _how_and_version(computed)
+    how_known = _how_and_version(computed)
     if not computed.is_known:
-        return (name, source, computed.status_in_words, "", "", "", "")
+        return (name, how_known, computed.status_in_words, "", "", "", "")
     if computed.error is not None:
         # A runtime that refuses the file admits a length only where its limit was known before.
-        admits = "" if computed.max_length is None else _longest_sequence_in_words(computed)
-        return (name, source, "refuses", "", "", "", admits)
-    rotates_otherwise = {"pairs", "frequencies", "layers"} & differing
-    frequencies = "other" if rotates_otherwise else "as meant"
+        longest = "" if computed.max_length is None else _longest_sequence_in_words(computed)
+        return (name, how_known, "refuses", "", "", "", longest)
+    rotation_aspects = {"pairs", "frequencies", "layers"} & differing
+    frequencies = "other" if rotation_aspects else "as meant"
     layers = [] if _rotates_nothing(case, computed) else list(computed.layers.values())
     multipliers = ", ".join(dict.fromkeys(f"{layer.multiplier:.6g}" for layer in layers))
-    scale = "" if computed.softmax_scale is None else f"{computed.softmax_scale:.6g}"
+    scale_in_words = "" if computed.softmax_scale is None else f"{computed.softmax_scale:.6g}"
     return (
         name,
-        source,
+        how_known,
         "" if case.meaning is None else frequencies,
         multipliers + (" (other)" if "multiplier" in differing else ""),
-        scale + (" (other)" if "scale" in differing else ""),
+        scale_in_words + (" (other)" if "scale" in differing else ""),
         computed.switch,
         _longest_sequence_in_words(computed),
     )
@@ -246,10 +246,10 @@ def _lines_about_unjudged(case: Case) -> list[str]:
     lines = []
     unread = case.named_runtimes_known_as("unknown")
     if unread:
-        ask = ""
+        hint = ""
         if case.metadata is None and set(unread) - {"llama.cpp"}:
-            ask = " `--ask PYTHON` asks the one that is installed there."
-        lines.append(f"Not known to posenc, and not judged: {', '.join(unread)}.{ask}")
+            hint = " `--ask PYTHON` asks the one that is installed there."
+        lines.append(f"Not known to posenc, and not judged: {', '.join(unread)}.{hint}")
     open_none = case.named_runtimes_known_as("no such file")
     if case.metadata is not None and open_none and case.judged_runtimes:
         lines.append(f"Opens no GGUF file: {', '.join(open_none)}.")
@@ -280,8 +280,8 @@ def _next_steps(judgement: Judgement) -> list[str | Code]:
     steps: list[str | Code] = []
     if counted:
         steps.append(f"`posenc doctor --explain {counted[0].code}` tells more.")
-    mendable = any(f.severity == "E" and f.code != TOO_LONG for f in counted)
-    if judgement.can_be_fixed and mendable:
+    has_errors = any(f.severity == "E" and f.code != TOO_LONG for f in counted)
+    if judgement.can_be_fixed and has_errors:
         steps.append("`--fix --out NEW` writes a mended copy, or says why not.")
     if case.is_opened_by_no_runtime:
         steps.append(
@@ -356,10 +356,10 @@ def report_of_comparison(
 
     differences: a line for each. length: at which they are the same, in words; "" for any.
     """
-    names = " and ".join(str(path) for path in paths)
-    headline = f"{names} mean the same positions{length}."
+    names_in_words = " and ".join(str(path) for path in paths)
+    headline = f"{names_in_words} mean the same positions{length}."
     if differences:
-        headline = f"{names} mean other positions:"
+        headline = f"{names_in_words} mean other positions:"
     facts = {
         "same": not differences,
         "differences": list(differences),
@@ -416,28 +416,28 @@ def _layout_in_words(verdict: "LayoutVerdict") -> str:
     if verdict.found is None:
         return f"layout unknown: {verdict.why}"
     as_they_are, permuted = verdict.losses
-    measured = (
+    start = (
         f"the family's code expects {verdict.expected} rows of q and k, and they are "
         f"{verdict.found}: {as_they_are:.2f} nats per token as they are, {permuted:.2f} permuted, "
         f"on {verdict.tokens} tokens"
     )
     if not verdict.mismatch:
-        return measured
-    return f"E PD036  {measured}; --convert-layout {verdict.expected} --out NEW mends it"
+        return start
+    return f"E PD036  {start}; --convert-layout {verdict.expected} --out NEW mends it"
 
 
 def report_of_converted_copy(out: Path, copy: "ConvertedCopy") -> Report:
     """Return that rows of q and k were permuted, and whether the config says so."""
-    target = LAYOUTS[copy.interleaved]
-    written = f"{out}: rows of {copy.tensors} tensors permuted to {target}"
+    layout = LAYOUTS[copy.interleaved]
+    line = f"{out}: rows of {copy.tensors} tensors permuted to {layout}"
     if copy.key:
-        return _report_of_copy(out, [f"{written}, and {copy.key} in config.json says so"])
+        return _report_of_copy(out, [f"{line}, and {copy.key} in config.json says so"])
     if copy.interleaved == copy.expected_interleaved:
-        return _report_of_copy(out, [written])
+        return _report_of_copy(out, [line])
     return _report_of_copy(
         out,
         [
-            f"{written}. No key of config.json says so: the family's code expects "
+            f"{line}. No key of config.json says so: the family's code expects "
             f"{LAYOUTS[copy.expected_interleaved]} rows, so that only a program that is told reads "
             "this copy"
         ],
@@ -479,12 +479,12 @@ def report_of_fixed_copy(
         lines.append(f"  {proof.folded} tensors of q: rotated rows * {recipe.folded**2:.7g}")
     if proof.asked:
         lines.append(f"proved by asking them: {', '.join(proof.asked)}")
-    right = ", ".join(copy.proved) or "none"
-    lines.append(f"proved by their emulators, from {proof.looked_at}: {right}")
+    proved_in_words = ", ".join(copy.proved) or "none"
+    lines.append(f"proved by their emulators, from {proof.looked_at}: {proved_in_words}")
     lines += [f"not proved: {name}: {status}" for name, status in copy.not_proved.items()]
     if proof.behind:
-        more = ", ..." if len(proof.behind) > MOST_FILES_NAMED else ""
-        lines.append(f"left behind: {', '.join(proof.behind[:MOST_FILES_NAMED])}{more}")
+        dots = ", ..." if len(proof.behind) > MOST_FILES_NAMED else ""
+        lines.append(f"left behind: {', '.join(proof.behind[:MOST_FILES_NAMED])}{dots}")
     lines += [_line_about_unmended(name, why) for name, why in recipe.cannot.items()]
     lines += [f"note: {note}" for note in recipe.notes]
     if copy.why_not_folded and recipe.cannot:

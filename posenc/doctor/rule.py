@@ -104,7 +104,8 @@ class Rule:
 
     @property
     def cure(self) -> str:
-        """Return the first paragraph of the cure, without the example's fixed lines."""
+        """Return the text of the section Cure before its code block (the example's mended config),
+        in one line."""
         return " ".join(self.section("Cure").partition("```")[0].split())
 
     def judge(self, case: Case) -> Iterator[Finding]:

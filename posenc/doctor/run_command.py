@@ -191,8 +191,8 @@ def _write_fixed_copy(case: Case, options: Options) -> tuple[Report, int]:
         answers = {name: as_computed(own, known[name], model) for name, own in asked.items()}
         return {name: computed.with_stop_as_refusal for name, computed in answers.items()}
 
-    who = None if options.ask is None else ask
-    copy = fix_config(case.source, options.out, runtimes, options.length, versions, who)
+    ask_or_none = None if options.ask is None else ask
+    copy = fix_config(case.source, options.out, runtimes, options.length, versions, ask_or_none)
     code = 1 if copy.recipe.cannot else 0
     return report_of_fixed_copy(options.out, copy, options.prefer, settled), code
 
@@ -285,8 +285,10 @@ def _first_finding_to_correct_by_hand(
     if case.metadata is not None:
         return next((f for f in all_findings if f.code == HALF_WRITTEN), None)
     for finding in all_findings:
-        guessed = finding.severity == "E" and (case.why_unclear or finding.code in CODES_OF_GUESSES)
-        if finding.contradiction or guessed:
+        is_guessed = finding.severity == "E" and (
+            case.why_unclear or finding.code in CODES_OF_GUESSES
+        )
+        if finding.contradiction or is_guessed:
             return finding
     return None
 
@@ -303,8 +305,8 @@ def _judge_each(options: Options) -> tuple[Report, int]:
     not_judged = codes.count(3)
     if not options.strict:
         codes = [0 if code == 3 else code for code in codes]
-    several = report_of_several(options.paths, reports, not_judged)
-    return several, max(codes, key=EXIT_CODES_BY_GRAVITY.index)
+    joint_report = report_of_several(options.paths, reports, not_judged)
+    return joint_report, max(codes, key=EXIT_CODES_BY_GRAVITY.index)
 
 
 def _ask_about_each_path(options: Options) -> list[RuntimeAnswers]:
@@ -330,8 +332,8 @@ def _judge_or_skip(path: Path, options: Options, answers: RuntimeAnswers) -> tup
     """Judge one of several files; return its answer, which may be an error, and its exit code."""
     try:
         if _describes_no_model(path):
-            skipped = "it describes no model"
-            return report_without_judgement(f"{path}: skipped, {skipped}.", skipped), 0
+            why_skipped = "it describes no model"
+            return report_without_judgement(f"{path}: skipped, {why_skipped}.", why_skipped), 0
         return _run_on_rotating_model(
             replace(options, paths=(path,), each=False, strict=False), answers
         )
@@ -420,9 +422,11 @@ def _versions_named_by_for(options: Options) -> dict[str, str]:
     for name, version in _runtimes_and_versions_in_for(options):
         if version is None:
             continue
-        earlier = versions.setdefault(name, version)
-        if earlier != version:
-            raise ValueError(f"--for: one version of {name} at a time, {earlier} or {version}.")
+        version_before = versions.setdefault(name, version)
+        if version_before != version:
+            raise ValueError(
+                f"--for: one version of {name} at a time, {version_before} or {version}."
+            )
     return versions
 
 
@@ -484,16 +488,17 @@ def _compare_two_files(options: Options) -> tuple[Report, int]:
     for path in options.paths:
         with path_in_errors(path):
             sources.append(_load_without_encoding(path))
-    one, other = sources
-    one_path, other_path = options.paths
-    first = _record_at_length(one, one_path, options.length)
-    second = _record_at_length(other, other_path, options.length)
+    first_source, second_source = sources
+    first_path, second_path = options.paths
+    first = _record_at_length(first_source, first_path, options.length)
+    second = _record_at_length(second_source, second_path, options.length)
     lines = compare_files.differences(first, second)
     if not lines and options.length is None:
         # Files that mean the same at their longest lengths may change at others.
         def both_at(length: int) -> tuple[PositionRecord, PositionRecord]:
-            return _record_at_length(one, one_path, length), _record_at_length(
-                other, other_path, length
+            return (
+                _record_at_length(first_source, first_path, length),
+                _record_at_length(second_source, second_path, length),
             )
 
         lines = compare_files.differences_at_switches(first, second, both_at)

@@ -26,7 +26,7 @@ def runtimes_that_answered(
     Raises: ValueError for another one that computes something else, or refuses the copy.
     """
     expected = _without_folded_share(meant, folded)
-    right = []
+    as_expected = []
     for name, computed in answers.items():
         if not computed.is_known or name in cannot:
             continue
@@ -37,8 +37,8 @@ def runtimes_that_answered(
                 f"not written: {name} {computed.version}, asked about the copy, computes something "
                 f"else ({why})"
             )
-        right.append(f"{name} {computed.version}")
-    return right
+        as_expected.append(f"{name} {computed.version}")
+    return as_expected
 
 
 def _without_folded_share(meant: ComputedPositions, folded: float) -> ComputedPositions:

@@ -253,13 +253,13 @@ def _require_no_guessed_base(config: Mapping[str, Any], meaning: Meaning, refuse
         return  # such a class has a base of its own for each kind
     place = _language_model_part(config)
     dicts = [p for _, p in _flat_rope_dicts(place)]
-    given = [place.get(key) for key in ("rope_theta", *ROTARY_BASES)]
-    given += [p.get("rope_theta") for p in dicts]
-    stated = {float(base) for base in given if isinstance(base, int | float)}
+    stated_bases = [place.get(key) for key in ("rope_theta", *ROTARY_BASES)]
+    stated_bases += [p.get("rope_theta") for p in dicts]
+    bases = {float(base) for base in stated_bases if isinstance(base, int | float)}
     for kind, p in meaning.parameters.items():
-        if stated and p["rope_theta"] not in stated:
+        if bases and p["rope_theta"] not in bases:
             raise ValueError(
-                f"rope_theta is {_numbers_in_words(stated)}, and transformers 5 takes its class's "
+                f"rope_theta is {_numbers_in_words(bases)}, and transformers 5 takes its class's "
                 f"default {p['rope_theta']:g} for {kind}: {refused}. Write a dict for each kind "
                 "of layers into rope_parameters, each with its rope_theta."
             )
@@ -288,7 +288,7 @@ def _write_and_prove(
     without_code = {key: value for key, value in recipe.config.items() if key != "auto_map"}
     looked_at = "config.json"
     behind: list[str] = []
-    folded = 0
+    num_folded = 0
     with new_folder(out) as folder:
         if source.path.name == CONFIG:
             behind = copy_files(source.folder, folder, leave=frozenset({CONFIG}))
@@ -302,21 +302,25 @@ def _write_and_prove(
         if recipe.folded != 1:
             from posenc.runtimes.weights.fold import fold_multiplier
 
-            folded = len(fold_multiplier(folder, meaning.model, recipe.folded))
+            num_folded = len(fold_multiplier(folder, meaning.model, recipe.folded))
         config = read_json(folder / CONFIG)
         _require_same_frequencies(config, meaning, length)
-        wrong = misreading_runtimes(config, meaning, named, folded=recipe.folded, versions=versions)
-        if set(wrong) != set(recipe.cannot):
-            raise RuntimeError(f"not written, the proof failed: {wrong}")
+        misreading = misreading_runtimes(
+            config, meaning, named, folded=recipe.folded, versions=versions
+        )
+        if set(misreading) != set(recipe.cannot):
+            raise RuntimeError(f"not written, the proof failed: {misreading}")
         answers = {} if ask is None else ask(config)
-        asked = runtimes_that_answered(answers, meaning.computed, wrong, recipe.folded)
-    return Proof(config, without_code, wrong, folded, behind, looked_at, asked)
+        proved_by_answer = runtimes_that_answered(
+            answers, meaning.computed, misreading, recipe.folded
+        )
+    return Proof(config, without_code, misreading, num_folded, behind, looked_at, proved_by_answer)
 
 
 def _rotates_otherwise(layer: LayerRotation, meant: LayerRotation) -> bool:
     """Return True if a kind of layer has other frequencies than are meant, or more or fewer."""
-    found = differences_of_rotation(layer, meant, TOLERANCE)
-    return any(each.aspect in ("pairs", "frequencies") for each in found)
+    found_differences = differences_of_rotation(layer, meant, TOLERANCE)
+    return any(each.aspect in ("pairs", "frequencies") for each in found_differences)
 
 
 def _require_same_frequencies(

@@ -72,28 +72,29 @@ def measure_layout(folder: Path, text: Path) -> LayoutVerdict:
     """
     model = _describe_model(folder, "--layout")
     tokens = _first_tokens(folder, text)
-    expected = LAYOUT_NAMES[model.interleaved]
+    expected_layout = LAYOUT_NAMES[model.interleaved]
     if len(tokens) < FEWEST_TOKENS:
         why = f"the text has {len(tokens)} tokens, {FEWEST_TOKENS} are needed"
-        return LayoutVerdict(expected, None, (float("nan"), float("nan")), len(tokens), why)
+        return LayoutVerdict(expected_layout, None, (float("nan"), float("nan")), len(tokens), why)
     with tempfile.TemporaryDirectory() as scratch:
-        copy = Path(scratch)
-        copy_files(folder, copy)
+        copied_folder = Path(scratch)
+        copy_files(folder, copied_folder)
         # To the family's layout: right if the weights are in the other one.
-        permute_folder(copy, model, to_interleaved=model.interleaved)
-        first, second = _loss_of_each_token(folder, tokens), _loss_of_each_token(copy, tokens)
-    difference = first - second
-    gap = float(difference.mean())
-    error = float(difference.std() / len(difference) ** 0.5)  # the standard error of the mean
-    losses = (float(first.mean()), float(second.mean()))
-    if not abs(gap) > DECIDING_STANDARD_ERRORS * error:
+        permute_folder(copied_folder, model, to_interleaved=model.interleaved)
+        losses_as_is = _loss_of_each_token(folder, tokens)
+        losses_permuted = _loss_of_each_token(copied_folder, tokens)
+    difference = losses_as_is - losses_permuted
+    mean_difference = float(difference.mean())
+    standard_error = float(difference.std() / len(difference) ** 0.5)
+    losses = (float(losses_as_is.mean()), float(losses_permuted.mean()))
+    if not abs(mean_difference) > DECIDING_STANDARD_ERRORS * standard_error:
         why = (
             f"{losses[0]:.2f} and {losses[1]:.2f} nats per token do not decide: the model is "
             "untrained, or the text too short"
         )
-        return LayoutVerdict(expected, None, losses, len(tokens), why)
-    found = expected if gap < 0 else LAYOUT_NAMES[not model.interleaved]
-    return LayoutVerdict(expected, found, losses, len(tokens), "")
+        return LayoutVerdict(expected_layout, None, losses, len(tokens), why)
+    found_layout = expected_layout if mean_difference < 0 else LAYOUT_NAMES[not model.interleaved]
+    return LayoutVerdict(expected_layout, found_layout, losses, len(tokens), "")
 
 
 def is_interleaved(target: str) -> bool:
@@ -123,8 +124,8 @@ def _write_layout_key(path: Path, model: Model, to_interleaved: bool) -> str:
     if not key:
         return ""
     config = read_json(path)
-    text = config.get("text_config")
-    place = text if key not in config and isinstance(text, dict) else config
+    text_config = config.get("text_config")
+    place = text_config if key not in config and isinstance(text_config, dict) else config
     place[key] = to_interleaved
     write_atomically(path, strict_json(config, indent=2) + "\n")
     return key
@@ -147,8 +148,8 @@ def _first_tokens(folder: Path, text: Path) -> list[int]:
     """Return the first tokens of a text file, at most MOST_TOKENS, by the folder's tokenizer."""
     from posenc.hf.checkpoint.tokenization import load_tokenizer
 
-    words = read_file_text(text, None)
-    return list(load_tokenizer(folder)(words)["input_ids"])[:MOST_TOKENS]
+    content = read_file_text(text, None)
+    return list(load_tokenizer(folder)(content)["input_ids"])[:MOST_TOKENS]
 
 
 def _loss_of_each_token(folder: Path, tokens: list[int]) -> Any:

@@ -24,9 +24,9 @@ def report_unread_query_scaling(case: Case) -> Iterator[Hit]:
 @rule("PD042", "W")
 def report_dual_chunk_attention(case: Case) -> Iterator[Hit]:
     """Report dual chunk attention, which no runtime of today has."""
-    given = case.config.get("dual_chunk_attention_config")
-    if given:
-        yield Hit(f"dual_chunk_attention_config is {in_json_words(given)}"[:120], (), ALL)
+    chunk_settings = case.config.get("dual_chunk_attention_config")
+    if chunk_settings:
+        yield Hit(f"dual_chunk_attention_config is {in_json_words(chunk_settings)}"[:120], (), ALL)
 
 
 @rule("PD051", "E")
@@ -35,14 +35,14 @@ def report_indexer_layout(case: Case) -> Iterator[Hit]:
     file or the family says in a runtime."""
     if case.metadata is not None or case.model.indexer_is_interleaved is None:
         return
-    given = case.config.get("indexer_rope_interleave")
+    layout_flag = case.config.get("indexer_rope_interleave")
     is_interleaved = case.model.indexer_is_interleaved
-    if bool(given) != is_interleaved:
+    if bool(layout_flag) != is_interleaved:
         words = {True: "interleaved", False: "half-split"}
-        said = "is missing" if given is None else f"is {in_json_words(given)}"
+        flag_in_words = "is missing" if layout_flag is None else f"is {in_json_words(layout_flag)}"
         yield Hit(
-            f"indexer_rope_interleave {said}: vLLM and SGLang take the indexer for "
-            f"{words[bool(given)]}, "
+            f"indexer_rope_interleave {flag_in_words}: vLLM and SGLang take the indexer for "
+            f"{words[bool(layout_flag)]}, "
             f"{case.model.model_type}'s is {words[is_interleaved]} "
             f"({case.model.facts['indexer']['read']})",
             case.named_and_known(INDEXER_READERS),

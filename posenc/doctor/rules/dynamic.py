@@ -17,8 +17,10 @@ def report_dynamic_ntk(case: Case) -> Iterator[Hit]:
     for name, p in case.rope_dicts_of_type("dynamic"):
         factor = p.get("factor", p.get("alpha"))
         # vLLM's are fixed and llama.cpp's plain: wrong at other lengths, if not at the judged one.
-        plain = case.named_and_known(("vllm", "llama.cpp")) if "alpha" not in p else ()
-        concerned = tuple(dict.fromkeys((*case.named_runtimes_that_differ(readers), *plain)))
+        unscaled_readers = case.named_and_known(("vllm", "llama.cpp")) if "alpha" not in p else ()
+        concerned = tuple(
+            dict.fromkeys((*case.named_runtimes_that_differ(readers), *unscaled_readers))
+        )
         if not concerned and "alpha" in p:
             continue
         yield Hit(

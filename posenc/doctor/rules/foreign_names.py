@@ -116,9 +116,9 @@ def _hit_of_unread_name(case: Case, what: str, name: str, number: float) -> Hit:
         )
     read_names = names_of_base_and_share(case)
     right_names = read_names.bases if _is_name_of_base(name) else read_names.shares
-    reads = join_names(sorted(right_names))
+    names_in_words = join_names(sorted(right_names))
     return Hit(
-        f"{what} is not read for {case.model.model_type}, which reads {reads}",
+        f"{what} is not read for {case.model.model_type}, which reads {names_in_words}",
         case.named_runtimes_that_differ(ALL, "frequencies", "pairs"),
         ALL,
         # These names are taken for rope_theta by --fix; the others are not.

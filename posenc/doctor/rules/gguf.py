@@ -99,8 +99,8 @@ def _report_unread_keys(meta: Metadata, prefix: str, concerned: tuple[str, ...])
             LLAMA_CPP,
             cure=f"Drop {prefix}.scaling.yarn_ext_factor; the factor is {prefix}.scaling.factor.",
         )
-    known = meta.architecture in READS_LOG_MULTIPLIER
-    if meta.log_multiplier is not None and not known:
+    is_read = meta.architecture in READS_LOG_MULTIPLIER
+    if meta.log_multiplier is not None and not is_read:
         yield Hit(
             f"{prefix}.scaling.yarn_log_multiplier is {meta.log_multiplier:g}, which the "
             f"architecture {meta.architecture} does not read",
@@ -161,10 +161,10 @@ def report_half_written_scaling(case: Case) -> Iterator[Hit]:
 def _half_written_scalings(meta: Metadata) -> Iterator[tuple[str, str]]:
     """Yield what is missing of a scaling, or contradicts it, and which key to write."""
     scaling = f"{meta.architecture}.rope.scaling"
-    typed = "scaling_type" in meta.given
+    has_type = "scaling_type" in meta.given
     stretches = meta.scaling_factor != 1
     kind = meta.scaling_type
-    if typed and kind in ("yarn", "linear") and "scaling_factor" not in meta.given:
+    if has_type and kind in ("yarn", "linear") and "scaling_factor" not in meta.given:
         yield (
             f"{scaling}.type is {kind} and {scaling}.factor is missing: libllama takes 1, which "
             "stretches nothing",
@@ -198,7 +198,7 @@ def _half_written_scalings(meta: Metadata) -> Iterator[tuple[str, str]]:
         )
     divides = stretches or meta.rope_freqs is not None or meta.has_factor_lists
     if meta.original_length < meta.context_length and not divides and not meta.lost_factors:
-        if not (typed and kind in ("yarn", "linear")):  # reported for its missing factor
+        if not (has_type and kind in ("yarn", "linear")):  # reported for its missing factor
             yield (
                 f"{scaling}.original_context_length is {meta.original_length:g} of "
                 f"{meta.context_length}, and nothing in the file stretches the frequencies",
@@ -231,12 +231,12 @@ def report_lost_rope_freqs(case: Case) -> Iterator[Hit]:
 def _message_about_lost_factors(meta: Metadata, prefix: str) -> str:
     """Return the message about a longrope file without one or both of its tensors of divisors: what
     libllama computes from what is left."""
-    computed = "plain RoPE"
+    does = "plain RoPE"
     if meta.scaling_factor != 1:
-        computed = f"each frequency is divided by {meta.scaling_factor:g}, as by linear"
+        does = f"each frequency is divided by {meta.scaling_factor:g}, as by linear"
     where = ""
     if len(meta.lost_factors) == 1:
         side = "beyond" if "factors_long" in meta.lost_factors else "up to"
         where = f"{side} {meta.original_length:g} tokens, "
     tensors = join_names(FACTORS[name] for name in meta.lost_factors)
-    return f"{prefix}.scaling.type is longrope and the file has no {tensors}: {where}{computed}"
+    return f"{prefix}.scaling.type is longrope and the file has no {tensors}: {where}{does}"

@@ -74,8 +74,8 @@ def _report_bounds_of_llama3(case: Case) -> Iterator[Hit]:
         if not bounds_of_ramp:
             continue
         low, high = bounds_of_ramp
-        published_step = case.model.model_type.startswith("llama4") and low == high
-        if low < high or published_step:
+        is_published_step = case.model.model_type.startswith("llama4") and low == high
+        if low < high or is_published_step:
             continue
         swapped = f'"low_freq_factor": {high:g}, "high_freq_factor": {low:g}'
         yield contradiction_hit(
@@ -91,10 +91,11 @@ def report_impossible_numbers(case: Case) -> Iterator[Hit]:
     for name, p in case.rope_dicts_of_type("longrope", "su"):
         for key in ("short_factor", "long_factor"):
             values = p.get(key)
-            low = [v for v in values if not v > 0] if isinstance(values, list) else []
-            if low:
+            wrong = [v for v in values if not v > 0] if isinstance(values, list) else []
+            if wrong:
                 yield contradiction_hit(
-                    f"{name}.{key} has {len(low)} factors that are not above 0, such as {low[0]:g}"
+                    f"{name}.{key} has {len(wrong)} factors that are not above 0, such as "
+                    f"{wrong[0]:g}"
                 )
     for place, values in (("the top level", case.config), *case.flat_rope_dicts()):
         for theta in _values_if_all_numbers(values, "rope_theta"):
@@ -118,10 +119,10 @@ def _report_impossible_dims(case: Case, values: Mapping[str, Any]) -> Iterator[H
 def _report_impossible_shares(case: Case, place: str, values: Mapping[str, Any]) -> Iterator[Hit]:
     """Report a rotated share that is no fraction, by either of the family's keys for it."""
     modern = case.model.facts.get("transformers5", {})
-    most = max(1, modern.get("partial_rotary_factor", 1))  # EfficientLoFTR has 4
+    largest_share = max(1, modern.get("partial_rotary_factor", 1))  # EfficientLoFTR has 4
     for key in dict.fromkeys(("partial_rotary_factor", modern.get("share_key", ""))):
         for share in _values_if_all_numbers(values, key):
-            if 0 < share <= most:
+            if 0 < share <= largest_share:
                 continue
             may_be_percent = 1 < share <= 100
             yield contradiction_hit(
@@ -159,14 +160,14 @@ def report_uneven_heads(case: Case) -> Iterator[Hit]:
 
 def _report_odd_heads(case: Case) -> Iterator[Hit]:
     """Report heads of which one channel is left over where all of them rotate."""
-    size = case.model.head_dim
+    head_dim = case.model.head_dim
     share = case.model.rotated_share
-    rotates_whole = not isinstance(share, int | float) or int(size * share) == size
+    rotates_whole = not isinstance(share, int | float) or int(head_dim * share) == head_dim
     has_axes = "axes" in case.model.facts.get("transformers5", {})
-    if size % 2 and rotates_whole and not has_axes:
+    if head_dim % 2 and rotates_whole and not has_axes:
         key = "qk_rope_head_dim" if case.model.is_mla else "head_dim"
         yield Hit(
-            f"{key} is {size}, an odd number: a pair needs two channels",
+            f"{key} is {head_dim}, an odd number: a pair needs two channels",
             (),
             ALL,
             contradiction=_file_states_head_sizes(case),

@@ -111,9 +111,9 @@ def _mlx_lm_mixes_kinds(case: Case) -> bool:
     if case.meaning is None:
         return False
     full = layers.get("full_attention")
-    one_for_both = full is not None and full == layers.get("sliding_attention")
+    is_one_for_both = full is not None and full == layers.get("sliding_attention")
     meant = case.meaning.computed.layers
-    return one_for_both and len(set(meant.values())) > 1
+    return is_one_for_both and len(set(meant.values())) > 1
 
 
 @rule("PD028", "E")
@@ -161,10 +161,10 @@ def _report_share_in_whole_head_family(case: Case) -> Iterator[Hit]:
 
 def _report_share_in_rope_dict_alone(case: Case) -> Iterator[Hit]:
     """Report a share that stands in a rope dict alone, where older readers do not look."""
-    inner = _dicts_with_partial_rotation(case)
-    affected = case.runtimes_that_differ(OLDER_READERS, "pairs", "error") if inner else ()
+    partial_dicts = _dicts_with_partial_rotation(case)
+    affected = case.runtimes_that_differ(OLDER_READERS, "pairs", "error") if partial_dicts else ()
     if affected:
-        name, p = inner[0]
+        name, p = partial_dicts[0]
         yield Hit(
             f"partial_rotary_factor {in_json_words(p['partial_rotary_factor'])} stands in {name} "
             f"only; the top level is read by {join_runtimes(affected)}",
@@ -178,13 +178,17 @@ def report_layers_without_rotation(case: Case) -> Iterator[Hit]:
     """Report layers without rotation that a runtime does not know."""
     if case.metadata is not None or case.meaning is None:
         return
-    meant = case.meaning.computed.without_rotation
-    got = case.computed["llama.cpp"]
-    listed = "no_rope_layers" in case.config or "no_rope_layer_interval" in case.config
-    if listed and got.error is None and set(got.without_rotation) != set(meant):
+    meant_unrotated = case.meaning.computed.without_rotation
+    computed = case.computed["llama.cpp"]
+    is_listed = "no_rope_layers" in case.config or "no_rope_layer_interval" in case.config
+    if (
+        is_listed
+        and computed.error is None
+        and set(computed.without_rotation) != set(meant_unrotated)
+    ):
         yield Hit(
-            f"layers {list(meant)} do not rotate; llama.cpp leaves out "
-            f"{list(got.without_rotation)}",
+            f"layers {list(meant_unrotated)} do not rotate; llama.cpp leaves out "
+            f"{list(computed.without_rotation)}",
             case.named_runtimes_that_differ(("llama.cpp",), "layers"),
             ("llama.cpp",),
         )

@@ -51,12 +51,12 @@ def _report_unknown_layer_types(case: Case, layer_types: Sequence[Any]) -> Itera
     order = case.model.facts.get("layers", {})
     known = KINDS | {*order.get("cycle", ()), *order.get("first", ())}
     for name in dict.fromkeys(kind for kind in layer_types if kind not in known):
-        near = get_close_matches(name, sorted(known), 1)
+        similar_names = get_close_matches(name, sorted(known), 1)
         yield Hit(
             f"layer_types has {name!r}, which is no kind of layer",
             case.named_and_known(LAYER_TYPE_READERS),
             LAYER_TYPE_READERS,
-            cure=f"Write {near[0]}." if near else "",
+            cure=f"Write {similar_names[0]}." if similar_names else "",
         )
 
 

@@ -17,11 +17,11 @@ def report_missing_original_length(case: Case) -> Iterator[Hit]:
     for name, p in case.rope_dicts_of_type("yarn", "longrope", "llama3"):
         if p.get(ORIGINAL_LENGTH_KEY) is None and outer is None:
             largest = case.model.max_positions
-            stretched = case.config.get("max_position_embeddings") is not None
+            states_length = case.config.get("max_position_embeddings") is not None
             yield Hit(
                 f"{name} has no {ORIGINAL_LENGTH_KEY}; most runtimes take max_position_embeddings "
                 f"{largest} for it, mlx-lm 4096 (yarn) or 8192 (llama3)"
-                + ("" if stretched else " by default"),
+                + ("" if states_length else " by default"),
                 case.named_runtimes_that_differ(ALL),
                 ALL,
             )
@@ -103,14 +103,14 @@ def report_yarn_table_too_short(case: Case) -> Iterator[Hit]:
     for name, p in case.rope_dicts_of_type("yarn"):
         factor, original = p.get("factor"), case.original_length(p)
         if isinstance(factor, int | float) and isinstance(original, int | float):
-            rows = float64_formulas.stretched_length(original, factor)
-            if largest > rows:
+            num_rows = float64_formulas.stretched_length(original, factor)
+            if largest > num_rows:
                 yield Hit(
                     f"max_position_embeddings is {largest}, and {name} stretches {original:g} "
-                    f"only to {rows}",
+                    f"only to {num_rows}",
                     case.named_and_known(("vllm",)),
                     ("vllm",),
-                    cure=f"Set `max_position_embeddings` to {rows}, or raise the factor.",
+                    cure=f"Set `max_position_embeddings` to {num_rows}, or raise the factor.",
                 )
 
 
@@ -123,13 +123,13 @@ def report_unraised_max_length(case: Case) -> Iterator[Hit]:
         if not (isinstance(factor, int | float) and factor > 1):
             continue
         if original is not None and original == largest:
-            reached = float64_formulas.stretched_length(original, factor)
+            stretched_length = float64_formulas.stretched_length(original, factor)
             yield Hit(
                 f"{name} stretches {original} by {factor:g}, and max_position_embeddings is still "
                 f"{largest}: vLLM and SGLang refuse more than {largest} tokens",
                 (),
                 SERVERS,
-                cure=f"Set max_position_embeddings to {reached}.",
+                cure=f"Set max_position_embeddings to {stretched_length}.",
             )
 
 
@@ -142,13 +142,13 @@ def report_max_length_times_factor(case: Case) -> Iterator[Hit]:
         if not isinstance(factor, int | float) or factor <= 1:
             continue
         largest = case.model.max_positions
-        got = tuple(r for r in SERVERS if (case.computed[r].max_length or 0) > largest)
-        if got:
+        servers = tuple(r for r in SERVERS if (case.computed[r].max_length or 0) > largest)
+        if servers:
             yield Hit(
-                f"{name} has factor {factor:g}: {case.computed[got[0]].max_length} tokens are "
-                f"admitted by {join_runtimes(got)}, max_position_embeddings says {largest}",
+                f"{name} has factor {factor:g}: {case.computed[servers[0]].max_length} tokens are "
+                f"admitted by {join_runtimes(servers)}, max_position_embeddings says {largest}",
                 (),
-                got,
+                servers,
             )
 
 
@@ -157,15 +157,15 @@ def report_missing_max_length(case: Case) -> Iterator[Hit]:
     """Report a config that states no largest length."""
     if case.metadata is not None or any(case.config.get(key) is not None for key in LENGTH_KEYS):
         return
-    own = case.model.facts.get("names", {}).get("max_position_embeddings")
-    if own is not None and case.config.get(own) is not None:
+    family_key = case.model.facts.get("names", {}).get("max_position_embeddings")
+    if family_key is not None and case.config.get(family_key) is not None:
         return
     # Without such a scaling nothing is computed from the largest length: a server admits another
     # number of tokens, which is no error of what it computes.
-    scaled = any(case.rope_dicts_of_type("yarn", "longrope", "llama3", "dynamic"))
+    is_scaled = any(case.rope_dicts_of_type("yarn", "longrope", "llama3", "dynamic"))
     largest = case.model.max_positions
     yield Hit(
         f"max_position_embeddings is missing; {case.model.model_type}'s default {largest} holds",
-        case.named_runtimes_that_differ(ALL, "error", "frequencies") if scaled else (),
+        case.named_runtimes_that_differ(ALL, "error", "frequencies") if is_scaled else (),
         SERVERS,
     )

@@ -48,11 +48,11 @@ def report_text_beyond_meant_length(case: Case) -> Iterator[Hit]:
     if any(p["rope_type"] == "dynamic" for p in meaning.parameters.values()):
         return  # its frequencies follow the length
     longest = meaning.model.max_positions
-    stretched = max(longest, *(_length_after_stretching(p) for p in meaning.parameters.values()))
-    if case.length <= stretched:
+    reached = max(longest, *(_length_after_stretching(p) for p in meaning.parameters.values()))
+    if case.length <= reached:
         return
     yield Hit(
-        f"{case.length} tokens are asked for, and the file is meant for {stretched}: beyond them "
+        f"{case.length} tokens are asked for, and the file is meant for {reached}: beyond them "
         "the text repeats itself or falls apart, whatever a server admits",
         case.judged_runtimes,
         ALL,
@@ -88,18 +88,18 @@ def _cure(case: Case, meaning: Meaning, length: int) -> str:
         return f"Serve at most what the file is meant for, or stretch it. {measure} {lifts_limit}"
     card = _card_of(meaning, length)
     if card is not None:
-        trained, factor = card.trained_length, card.factor
-        whose = f"Serve with the scaling of {card.name}'s card:"
+        trained_length, factor = card.trained_length, card.factor
+        introduction = f"Serve with the scaling of {card.name}'s card:"
     else:
-        trained = meaning.trained_length
-        factor = float(2 ** math.ceil(math.log2(length / trained)))
-        whose = "posenc knows no card for this model. A first try, which nobody has tuned:"
-    scaling = {"rope_type": "yarn", "factor": factor, ORIGINAL_LENGTH_KEY: trained}
+        trained_length = meaning.trained_length
+        factor = float(2 ** math.ceil(math.log2(length / trained_length)))
+        introduction = "posenc knows no card for this model. A first try, which nobody has tuned:"
+    scaling = {"rope_type": "yarn", "factor": factor, ORIGINAL_LENGTH_KEY: trained_length}
     name = "rope_scaling" if case.rope_parameters is None else "rope_parameters"
     own = case.rope_parameters or case.rope_scaling or {}
     written = {**{key: value for key, value in own.items() if key != "type"}, **scaling}
-    lines = [f'{whose} write "{name}": {json.dumps(written)}. As options:']
-    stretched_length = int(trained * factor)
+    lines = [f'{introduction} write "{name}": {json.dumps(written)}. As options:']
+    stretched_length = int(trained_length * factor)
     options = _options_of_runtimes(case, scaling, stretched_length)
     lines += [f"{COMMAND}{line}" for line in options]
     return "\n".join([*lines, f"{measure} {lifts_limit}"])

@@ -15,11 +15,11 @@ def report_attention_factor_under_longrope(case: Case) -> Iterator[Hit]:
     and sin by another number."""
     readers = ("vllm", "sglang", "mlx-lm", "llama.cpp")
     for name, p in case.rope_dicts_of_type("longrope", "su"):
-        t = p.get("attention_factor")
+        temperature = p.get("attention_factor")
         affected = case.runtimes_that_differ(readers, "multiplier")
-        if t is not None and affected:
+        if temperature is not None and affected:
             yield Hit(
-                f"{name} has attention_factor {in_json_words(t)}: another temperature in "
+                f"{name} has attention_factor {in_json_words(temperature)}: another temperature in "
                 f"{join_runtimes(affected)}",
                 case.named_and_known(affected),
                 affected,
@@ -46,13 +46,13 @@ def report_two_factor_lists(case: Case) -> Iterator[Hit]:
 def report_factor_list_of_wrong_length(case: Case) -> Iterator[Hit]:
     """Report a list of factors that does not have rotary_dim / 2 entries."""
     for name, p in case.rope_dicts_of_type("longrope", "su"):
-        pairs = case.rotated_pairs(p)
+        num_pairs = case.rotated_pairs(p)
         for key in ("short_factor", "long_factor"):
             values = p.get(key)
-            if isinstance(values, list) and len(values) != pairs:
+            if isinstance(values, list) and len(values) != num_pairs:
                 yield Hit(
-                    f"{name}.{key} has {len(values)} factors, expected {pairs} for "
-                    f"{2 * pairs} rotated dims",
+                    f"{name}.{key} has {len(values)} factors, expected {num_pairs} for "
+                    f"{2 * num_pairs} rotated dims",
                     case.named_runtimes_that_differ(ALL),
                     ALL,
                 )

@@ -31,12 +31,12 @@ def _report_keys_in_unread_parts(case: Case) -> Iterator[Hit]:
     read."""
     config = case.source.config
     inner = language_model_key(config)
-    read = config[inner] if inner else config
+    read_config = config[inner] if inner else config
     place = inner or "the top level"
     for where, part in _unread_parts(case, inner):
         for key in OUTSIDE:
             value = part.get(key)
-            read_value = _value_read_for_key(read, key)
+            read_value = _value_read_for_key(read_config, key)
             if value is None or _mean_the_same(value, read_value):
                 continue
             yield Hit(

@@ -53,14 +53,14 @@ def _hit_of_class(
     """Return the hit for a class in architectures that is none of the model_type. whose: whose
     class it is, in words; affected: the runtimes that choose their code by the class."""
     right_class = case.model.facts.get("architecture", "")
-    of_another = affected == ALL
-    by_class = "" if of_another else f"; {join_runtimes(affected)} choose the code by it"
+    is_of_another = affected == ALL
+    by_class = "" if is_of_another else f"; {join_runtimes(affected)} choose the code by it"
     shown = class_name or "an empty name"
     return Hit(
         f"architectures is {shown}, {whose}{by_class}, and model_type is {model_type}",
         (),
         affected,
-        contradiction=of_another,
+        contradiction=is_of_another,
         cure=f'If model_type is right, write "architectures": ["{right_class}"]; if the class is '
         "right, write its model_type.",
     )

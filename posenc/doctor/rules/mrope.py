@@ -18,19 +18,19 @@ def report_wrong_mrope_sections(case: Case) -> Iterator[Hit]:
     """Report mrope_section in a rope dict of another type than default and yarn, and sections that
     do not add up to the rotated pairs of a head."""
     for name, p in case.flat_rope_dicts():
-        given = p.get("mrope_section")
-        if given is None:
+        sections = p.get("mrope_section")
+        if sections is None:
             continue
         kind = rope_type_of(p)
         if kind not in ("default", "yarn"):
             yield Hit(f"{name} has mrope_section and the type {kind!r}", (), ALL)
-        pairs = case.rotated_pairs(p)
-        if isinstance(given, list) and sum(given) != pairs:
+        num_pairs = case.rotated_pairs(p)
+        if isinstance(sections, list) and sum(sections) != num_pairs:
             yield Hit(
-                f"{name}.mrope_section {given} adds up to {sum(given)}, expected {pairs}",
+                f"{name}.mrope_section {sections} adds up to {sum(sections)}, expected {num_pairs}",
                 (),
                 ALL,
-                cure=f"Write sections that add up to {pairs}, half of the rotated channels.",
+                cure=f"Write sections that add up to {num_pairs}, half of the rotated channels.",
                 contradiction=FAMILIES_WITH_SECTIONS.search(case.model.model_type) is not None,
             )
 

@@ -46,10 +46,10 @@ def _report_overrides_at_top_level(
     unread = [name for name in overrides if name in OUTSIDE]
     if not unread:
         return
-    one = len(unread) == 1
+    is_one = len(unread) == 1
     yield Hit(
-        f"the override of {join_names(unread)} {'stands' if one else 'stand'} at the top level, "
-        f"where no server looks for {'it' if one else 'them'}: "
+        f"the override of {join_names(unread)} {'stands' if is_one else 'stand'} at the top level, "
+        f"where no server looks for {'it' if is_one else 'them'}: "
         f"{case.source.config['model_type']} reads its {key}",
         case.named_and_known(SERVERS),
         SERVERS,

@@ -51,10 +51,10 @@ def _report_readers_not_known(case: Case, lost: list[str]) -> Iterator[Hit]:
 def _settings_in_rope_parameters_alone(case: Case, new: Mapping[str, Any]) -> list[str]:
     """Return the settings that only rope_parameters have, in words: the base, types of scaling."""
     lost: list[str] = []
-    nested = any(isinstance(value, Mapping) for value in new.values())
+    is_nested = any(isinstance(value, Mapping) for value in new.values())
     inner = new.get("rope_theta")
     has_outer = "rope_theta" in case.config or "rotary_emb_base" in case.config
-    if not has_outer and (inner is not None or nested):
+    if not has_outer and (inner is not None or is_nested):
         lost.append(f"rope_theta {inner:g}" if isinstance(inner, int | float) else "rope_theta")
     types = {rope_type_of(p) for _, p in case.flat_rope_dicts()}
     return lost + sorted(types - {"default"})
@@ -67,12 +67,12 @@ def report_differing_rope_dicts(case: Case) -> Iterator[Hit]:
         return
     keys = differing_keys(case.rope_scaling, case.rope_parameters, case.config)
     if keys:
-        said = ", ".join(
+        values_in_words = ", ".join(
             f"{key} {in_json_words(case.rope_scaling.get(key))} and "
             f"{in_json_words(case.rope_parameters.get(key))}"
             for key in keys[:4]
         )
-        yield Hit(f"rope_scaling and rope_parameters differ: {said}", (), ALL, True)
+        yield Hit(f"rope_scaling and rope_parameters differ: {values_in_words}", (), ALL, True)
 
 
 @rule("PD003", "E")
@@ -83,8 +83,8 @@ def report_differing_bases(case: Case) -> Iterator[Hit]:
         return
     for name, p in case.flat_rope_dicts():
         inner = p.get("rope_theta")
-        local = "sliding" in name or "local" in name
-        if isinstance(inner, int | float) and inner != outer and not local:
+        is_local = "sliding" in name or "local" in name
+        if isinstance(inner, int | float) and inner != outer and not is_local:
             yield Hit(
                 f"rope_theta is {outer:g} at the top level and {inner:g} in {name}",
                 case.named_runtimes_that_differ(ALL, "frequencies"),
@@ -166,12 +166,12 @@ def report_base_in_rope_scaling(case: Case) -> Iterator[Hit]:
         or case.config.get("rope_theta") is not None
     ):
         return
-    inner = [
+    bases = [
         (n, p["rope_theta"]) for n, p in case.flat_rope_dicts() if p.get("rope_theta") is not None
     ]
     affected = case.runtimes_that_differ(OLD_READERS, "frequencies", "error")
-    if inner and affected:
-        name, theta = inner[0]
+    if bases and affected:
+        name, theta = bases[0]
         yield Hit(
             f"rope_theta {theta} stands only in {name}, not read by {join_runtimes(affected)}",
             case.named_and_known(affected),

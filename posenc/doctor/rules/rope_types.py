@@ -59,9 +59,9 @@ def report_old_type_name(case: Case) -> Iterator[Hit]:
     for name, p in case.flat_rope_dicts():
         if rope_type_of(p) in OLD_TYPES or p.get("type") in OLD_TYPES:
             refusing = tuple(r for r in ALL if "error" in case.differences[r])
-            word = rope_type_of(p) if rope_type_of(p) in OLD_TYPES else p["type"]
-            by = f", refused by {join_runtimes(refusing)}" if refusing else ""
-            yield Hit(f"{name} has the old type {word!r}{by}", (), refusing or ALL)
+            type_name = rope_type_of(p) if rope_type_of(p) in OLD_TYPES else p["type"]
+            refused_by = f", refused by {join_runtimes(refusing)}" if refusing else ""
+            yield Hit(f"{name} has the old type {type_name!r}{refused_by}", (), refusing or ALL)
 
 
 @rule("PD008", "E")
@@ -74,9 +74,9 @@ def report_factor_without_type(case: Case) -> Iterator[Hit]:
         kind = p.get("rope_type", p.get("type"))
         stretches = factor not in (None, 1, 1.0)
         if kind is None and (stretches or "rope_type" in p):
-            said = "rope_type null" if "rope_type" in p else "no rope_type"
+            what_is_missing = "rope_type null" if "rope_type" in p else "no rope_type"
             yield Hit(
-                f"{name} has factor {in_json_words(factor)} and {said}",
+                f"{name} has factor {in_json_words(factor)} and {what_is_missing}",
                 case.named_runtimes_that_differ(ALL),
                 ALL,
                 contradiction=stretches,

@@ -104,8 +104,12 @@ def _finding_of_difference(case: Case, name: str) -> Finding:
             "Where there is none, use another runtime for texts beyond the trained length.",
         )
     aspect, does = _first_difference_in_words(case, computed)
-    given = [key for key in KEYS_OF[aspect] if case.config.get(key) is not None]
-    keys = join_names(given) if given else f"the defaults for {join_names(KEYS_OF[aspect])}"
+    stated_keys = [key for key in KEYS_OF[aspect] if case.config.get(key) is not None]
+    keys = (
+        join_names(stated_keys)
+        if stated_keys
+        else f"the defaults for {join_names(KEYS_OF[aspect])}"
+    )
     return Finding(
         "PD038",
         TABLE["PD038"].severity,

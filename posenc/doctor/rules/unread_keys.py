@@ -58,9 +58,9 @@ def _misspelled_keys(case: Case) -> Iterator[_MisspelledKey]:
     for place, p in case.flat_rope_dicts():
         read = {*COMMON, *READ.get(rope_type_of(p), known)}
         for key in p.keys() - known:
-            near = _most_similar_key(key, sorted(read), 0.75)
-            if near and p.get(near) is None:
-                yield _MisspelledKey(f" of {place}", key, near)
+            similar_key = _most_similar_key(key, sorted(read), 0.75)
+            if similar_key and p.get(similar_key) is None:
+                yield _MisspelledKey(f" of {place}", key, similar_key)
 
 
 def _misspelled_keys_at_top_level(case: Case) -> Iterator[_MisspelledKey]:
@@ -77,10 +77,11 @@ def _misspelled_keys_at_top_level(case: Case) -> Iterator[_MisspelledKey]:
             if _is_rope_dict(key, value):
                 yield _MisspelledKey("", key, "rope_scaling")
             continue
-        near = _most_similar_key(key, targets, 0.8)
-        part = key.endswith(f"_{near}") or key.startswith(f"{near}_")  # swa_rope_theta is no slip
-        if near and not part and case.config.get(near) is None:
-            yield _MisspelledKey("", key, near)
+        similar_key = _most_similar_key(key, targets, 0.8)
+        # swa_rope_theta is no slip
+        is_part_of_name = key.endswith(f"_{similar_key}") or key.startswith(f"{similar_key}_")
+        if similar_key and not is_part_of_name and case.config.get(similar_key) is None:
+            yield _MisspelledKey("", key, similar_key)
         elif re.match("rope_(scaling_|type$)", key) and not (
             case.rope_scaling or case.rope_parameters
         ):
@@ -99,8 +100,8 @@ def _most_similar_key(key: str, keys: tuple[str, ...] | list[str], cutoff: float
     """Return the key of `keys` that is spelled most like `key`; empty if none reaches `cutoff`, a
     similarity between 0 and 1 as difflib measures it."""
     spelled = {letters_and_digits(known): known for known in keys}
-    found = get_close_matches(letters_and_digits(key), spelled, 1, cutoff)
-    return spelled[found[0]] if found else ""
+    similar = get_close_matches(letters_and_digits(key), spelled, 1, cutoff)
+    return spelled[similar[0]] if similar else ""
 
 
 @rule("PD055", "W")

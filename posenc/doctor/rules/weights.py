@@ -17,14 +17,14 @@ def report_tables_in_low_precision(case: Case) -> Iterator[Hit]:
     if case.metadata is not None:
         return
     for path in paths_inside(case.source.folder, "*.safetensors")[:MOST_FILES]:
-        found = [
+        tables = [
             f"{name} ({info['dtype']})"
             for name, info in read_header(path)[0].items()
             if any(table in name for table in TABLE_NAMES) and info.get("dtype") in ("BF16", "F16")
         ]
-        if found:
-            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-            yield Hit(f"{path.name} stores {found[0]}{more}", (), ALL)
+        if tables:
+            more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
+            yield Hit(f"{path.name} stores {tables[0]}{more}", (), ALL)
 
 
 @rule("PD036", "E")

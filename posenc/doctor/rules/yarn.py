@@ -25,16 +25,16 @@ def report_unread_attention_factor(case: Case) -> Iterator[Hit]:
     """Report a yarn whose attention_factor is not 0.1 ln(factor) + 1, where a runtime does not read
     it."""
     for name, p in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
-        t, factor = p.get("attention_factor"), p.get("factor")
-        if not isinstance(t, int | float) or not isinstance(factor, int | float):
+        temperature, factor = p.get("attention_factor"), p.get("factor")
+        if not isinstance(temperature, int | float) or not isinstance(factor, int | float):
             continue
         usual = float64_formulas.yarn_attention_factor(factor)
-        if not math.isclose(t, usual, rel_tol=1e-4):
+        if not math.isclose(temperature, usual, rel_tol=1e-4):
             affected = _runtimes_with_another_temperature(case)
             if affected:
                 yield Hit(
-                    f"{name} has attention_factor {t:g}, yarn's own is {usual:.6g}; not read by "
-                    f"{join_runtimes(affected)}",
+                    f"{name} has attention_factor {temperature:g}, yarn's own is {usual:.6g}; not "
+                    f"read by {join_runtimes(affected)}",
                     case.named_and_known(affected),
                     affected,
                 )
@@ -59,12 +59,12 @@ def report_attn_factor(case: Case) -> Iterator[Hit]:
 def report_mscale_without_partner(case: Case) -> Iterator[Hit]:
     """Report one of mscale and mscale_all_dim without the other."""
     for name, p in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
-        given = [k for k in ("mscale", "mscale_all_dim") if p.get(k)]
-        zero = [k for k in ("mscale", "mscale_all_dim") if k in p and not p[k]]
-        if len(given) == 1 or zero:
-            written = [key for key in ("mscale", "mscale_all_dim") if key in p]
-            said = ", ".join(f"{key} {in_json_words(p[key])}" for key in written)
-            yield Hit(f"{name} has {said}: half of a pair", (), ("mlx-lm", "llama.cpp"))
+        nonzero_keys = [k for k in ("mscale", "mscale_all_dim") if p.get(k)]
+        zero_keys = [k for k in ("mscale", "mscale_all_dim") if k in p and not p[k]]
+        if len(nonzero_keys) == 1 or zero_keys:
+            stated_keys = [key for key in ("mscale", "mscale_all_dim") if key in p]
+            values_in_words = ", ".join(f"{key} {in_json_words(p[key])}" for key in stated_keys)
+            yield Hit(f"{name} has {values_in_words}: half of a pair", (), ("mlx-lm", "llama.cpp"))
 
 
 @rule("PD041", "E")
@@ -94,11 +94,11 @@ def report_mscale_of_latent_attention(case: Case) -> Iterator[Hit]:
     if case.metadata is not None or not case.model.is_mla:
         return
     for name, p in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
-        mscale, all_dim = p.get("mscale"), p.get("mscale_all_dim")
-        if mscale != all_dim:
+        mscale, mscale_all_dim = p.get("mscale"), p.get("mscale_all_dim")
+        if mscale != mscale_all_dim:
             yield Hit(
                 f"{name} has mscale {in_json_words(mscale)} and mscale_all_dim "
-                f"{in_json_words(all_dim)}",
+                f"{in_json_words(mscale_all_dim)}",
                 (),
                 ALL,
             )
