@@ -62,11 +62,11 @@ class PlainLines:
         first_tenth = pace.first * LINES_PER_TRIAL // trial.steps
         if tenth > self.tenths_printed.setdefault(trial, first_tenth):
             self.tenths_printed[trial] = tenth
-            left = (pace.seconds_per_step(step) or 0.0) * (trial.steps - step)
+            seconds_left = (pace.seconds_per_step(step) or 0.0) * (trial.steps - step)
             progress = (
                 f"step {step} of {trial.steps}, loss {loss:.3f} bits per {unit_of_loss(trial)}"
             )
-            self.note(trial, f"{progress}, {readable_duration(left)} left")
+            self.note(trial, f"{progress}, {readable_duration(seconds_left)} left")
 
     def testing(self, trial: TrialConfig) -> None:
         """Print that the trial is tested now."""
@@ -105,9 +105,9 @@ class LiveBars:
         seconds = self.paces.setdefault(trial, Pace(step)).seconds_per_step(step)
         self.seconds_per_step = seconds or self.seconds_per_step
         self.steps[trial] = step
-        left = None if seconds is None else seconds * (trial.steps - step)
+        seconds_left = None if seconds is None else seconds * (trial.steps - step)
         remark = f"loss {loss:.3f} bits/{unit_of_loss(trial)}"
-        self.bars.show(describe_trial(trial), step, trial.steps, remark, left)
+        self.bars.show(describe_trial(trial), step, trial.steps, remark, seconds_left)
         self._show_total()
 
     def testing(self, trial: TrialConfig) -> None:
@@ -128,12 +128,14 @@ class LiveBars:
     def _show_total(self) -> None:
         """Update the bar of all trials: steps done, trials ended, and the time left if all workers
         are as fast as the last step that was seen."""
-        done = sum(self.steps.values())
-        left = None
+        steps_done = sum(self.steps.values())
+        seconds_left = None
         if self.seconds_per_step is not None:
-            left = self.seconds_per_step * (self.total - done) / self.workers
-        ended = sum(step == trial.steps for trial, step in self.steps.items())
-        self.bars.show(ALL_TRIALS, done, self.total, f"{ended} of {len(self.steps)}", left)
+            seconds_left = self.seconds_per_step * (self.total - steps_done) / self.workers
+        num_ended = sum(step == trial.steps for trial, step in self.steps.items())
+        self.bars.show(
+            ALL_TRIALS, steps_done, self.total, f"{num_ended} of {len(self.steps)}", seconds_left
+        )
 
 
 def describe_outcome(trial: TrialConfig, result: TrialResult) -> str:
@@ -142,9 +144,11 @@ def describe_outcome(trial: TrialConfig, result: TrialResult) -> str:
         return f"{describe_trial(trial)}: failed: {result.reason}"
     numbers = [(str(score.length), score.bits_per_byte) for score in result.by_length]
     numbers += [(str(Case(s.length, s.variant)), s.exact_match) for s in result.by_case]
-    scores = ", ".join(f"{at}: {'cannot' if n is None else f'{n:.3f}'}" for at, n in numbers)
+    scores_in_words = ", ".join(
+        f"{at}: {'cannot' if n is None else f'{n:.3f}'}" for at, n in numbers
+    )
     metric = "bits per byte" if trial.is_on_text else "exact match"
-    return f"{describe_trial(trial)}: done; {metric} at {scores}"
+    return f"{describe_trial(trial)}: done; {metric} at {scores_in_words}"
 
 
 class EventFile:

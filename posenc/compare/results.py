@@ -396,9 +396,9 @@ class Study(Record):
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read a study. Raises OtherFormat, or ValueError if the text is damaged."""
-        found = parse_object(text).get("format")
-        if isinstance(found, str) and found != FORMAT:
-            raise OtherFormat(f"its format is {found!r}, and this posenc reads {FORMAT!r}")
+        file_format = parse_object(text).get("format")
+        if isinstance(file_format, str) and file_format != FORMAT:
+            raise OtherFormat(f"its format is {file_format!r}, and this posenc reads {FORMAT!r}")
         return super().from_json(text)
 
     def check(self) -> None:
@@ -483,14 +483,14 @@ class Study(Record):
 
 def _join_lengths(lengths: Sequence[int]) -> str:
     """Return lengths as text for a message, ten at most, with "..." for the others."""
-    others = "; ..." if len(lengths) > 10 else ""
-    return "; ".join(map(str, lengths[:10])) + others
+    dots = "; ..." if len(lengths) > 10 else ""
+    return "; ".join(map(str, lengths[:10])) + dots
 
 
 def _check_unique(what: str, keys: Sequence[Hashable]) -> None:
     """Raise ValueError if one of the keys is there twice. what: name of a key in the message."""
-    if twice := next((key for key, count in Counter(keys).items() if count > 1), None):
-        raise ValueError(f"it has a {what} twice: {str(twice)[:100]}.")
+    if duplicate := next((key for key, count in Counter(keys).items() if count > 1), None):
+        raise ValueError(f"it has a {what} twice: {str(duplicate)[:100]}.")
 
 
 def with_labels(study: Study) -> Study:

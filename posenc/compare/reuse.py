@@ -55,7 +55,7 @@ def reuse_trials(
     """
     here = folder.resolve()
     others = [run for run in runs if run.resolve() != here]
-    count = 0
+    num_reused = 0
     to_retest: list[TrialConfig] = []
     for trial in trials:
         if is_done(folder, trial):
@@ -63,12 +63,12 @@ def reuse_trials(
         result = _reusable_result(trial, others)
         if result is not None:
             save_result(make_subfolder(folder / trial.folder), result)
-            count += 1
+            num_reused += 1
             continue
         has_checkpoint = (folder / trial.folder / CHECKPOINT_FILE).exists()
         if not has_checkpoint and _copy_weights(folder, trial, others):
             to_retest.append(trial)
-    return count, to_retest
+    return num_reused, to_retest
 
 
 def _reusable_result(trial: TrialConfig, runs: Sequence[Path]) -> TrialResult | None:

@@ -115,15 +115,20 @@ def _options_by_size(options: Options) -> list[tuple[str, Options]]:
     if options.sizes is None:
         return [("this", plain)]
     names = ("width", "layers", "heads", "kv_heads", "config")
-    given = [name for name in names if getattr(options, name) is not None]
-    if given:
-        raise ValueError(f"--sizes chooses --{given[0].replace('_', '-')}. Leave out one of both.")
+    stated_sizes = [name for name in names if getattr(options, name) is not None]
+    if stated_sizes:
+        raise ValueError(
+            f"--sizes chooses --{stated_sizes[0].replace('_', '-')}. Leave out one of both."
+        )
     steps = chosen_budget(options).steps
-    of_default = count_parameters(DECODER_SIZES["width"], DECODER_SIZES["layers"])
+    default_parameters = count_parameters(DECODER_SIZES["width"], DECODER_SIZES["layers"])
     # Recorded choices are those of one size, so that one rate for all is fairer here.
     plain = replace(plain, tune=bool(options.tune))
     return [
-        (size.name, _with_size(plain, size, max(1, round(steps * size.parameters / of_default))))
+        (
+            size.name,
+            _with_size(plain, size, max(1, round(steps * size.parameters / default_parameters))),
+        )
         for size in ladder_sizes(options.sizes)
     ]
 
@@ -228,12 +233,15 @@ def slope_per_doubling(parameters: Sequence[int], leads: Sequence[float]) -> flo
     >>> slope_per_doubling([1000, 2000, 4000], [0.3, 0.2, 0.1])
     -0.1
     """
-    x = [math.log2(count) for count in parameters]
-    middle = fmean(x)
-    spread = sum((each - middle) ** 2 for each in x)
+    doublings = [math.log2(count) for count in parameters]
+    mean = fmean(doublings)
+    spread = sum((doubling - mean) ** 2 for doubling in doublings)
     if not spread > 0:
         return None
-    slope = sum((each - middle) * lead for each, lead in zip(x, leads, strict=True)) / spread
+    slope = (
+        sum((doubling - mean) * lead for doubling, lead in zip(doublings, leads, strict=True))
+        / spread
+    )
     return round(slope, 10)
 
 
@@ -268,17 +276,19 @@ def lead_sentence(
     >>> lead_sentence([200_000, 800_000], {"t5": [0.05, 0.02], "rope": [-0.05, -0.02]}, "far")
     't5 leads by 0.05 at 0.2 M, 0.02 at 0.8 M far (-0.015 for each doubling of the size).'
     """
-    first = max(leads, key=lambda name: leads[name][-1])
-    values = []
+    leading = max(leads, key=lambda name: leads[name][-1])
+    leads_in_words = []
     last_verb = ""
-    for count, lead in zip(parameters, leads[first], strict=True):
+    for count, lead in zip(parameters, leads[leading], strict=True):
         verb = "is behind by " if lead < 0 else "leads by "
-        values.append(f"{'' if verb == last_verb else verb}{abs(lead):.2f} at {count / 1e6:.1f} M")
+        leads_in_words.append(
+            f"{'' if verb == last_verb else verb}{abs(lead):.2f} at {count / 1e6:.1f} M"
+        )
         last_verb = verb
-    text = ", ".join(values)
-    slope = slope_per_doubling(parameters, leads[first])
-    changes = "" if slope is None else f" ({slope:+.3f} for each doubling of the size)"
-    return f"{first} {text} {where}{changes}."
+    text = ", ".join(leads_in_words)
+    slope = slope_per_doubling(parameters, leads[leading])
+    slope_in_words = "" if slope is None else f" ({slope:+.3f} for each doubling of the size)"
+    return f"{leading} {text} {where}{slope_in_words}."
 
 
 def _leads_table(

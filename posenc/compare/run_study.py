@@ -329,7 +329,7 @@ def collect_results(study: Study, folder: Path) -> tuple[Study, list[str]]:
 
 def _known_step_seconds(folder: Path, study: Study) -> dict[str, tuple[float, ...]]:
     """Return the seconds of steps that an earlier call has measured for the encodings of a study,
-    from study.json in the folder; {} if it has none of all of them."""
+    from study.json in the folder; {} if it lacks those of any of them."""
     try:
         earlier = Study.from_json(read_file_text(folder / STUDY_FILE)).step_seconds
     except (OSError, ValueError):

@@ -57,8 +57,8 @@ class RayCluster(Remote):
             self.about |= {"build of torch": ", ".join(sorted(builds))}
             self.about |= processors_of(self.nodes.values())
             self.mailbox = self.ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
-            needs = {"num_cpus": 1, "num_gpus": int(device == "cuda"), "max_retries": 0}
-            self.run = self.ray.remote(scheduling_strategy="SPREAD", **needs)(run_job)
+            resources = {"num_cpus": 1, "num_gpus": int(device == "cuda"), "max_retries": 0}
+            self.run = self.ray.remote(scheduling_strategy="SPREAD", **resources)(run_job)
         except BaseException:
             self.cancel()
             raise
@@ -91,8 +91,8 @@ class RayCluster(Remote):
             for reference in done:
                 self._report_end_of_task(self.running.pop(reference), reference)
         except (ConnectionError, self.ray.exceptions.RaySystemError) as error:
-            gone = f"The Ray cluster is gone ({one_line(error)})."
-            raise RunFailed(f"{gone} The same command goes on from here.") from error
+            why = f"The Ray cluster is gone ({one_line(error)})."
+            raise RunFailed(f"{why} The same command goes on from here.") from error
 
     def cancel(self) -> None:
         """End all tasks and the connection to the cluster."""
@@ -142,17 +142,17 @@ def connect(address: str | None, cores: int | None) -> Any:
     require_package("ray", "--engine ray")
     import ray
 
-    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    log_options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
         from posenc.machine.hardware import num_cores  # loads torch
 
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init("local", num_cpus=cores or num_cores(), include_dashboard=False, **quiet)
+        ray.init("local", num_cpus=cores or num_cores(), include_dashboard=False, **log_options)
         return ray
     if address != "auto":
         _check_address(address)
     try:
-        ray.init(address, **quiet)
+        ray.init(address, **log_options)
     except ConnectionError:
         if address != "auto":
             raise
@@ -167,10 +167,10 @@ def connect(address: str | None, cores: int | None) -> Any:
 def _check_address(address: str) -> None:
     """Raise ValueError for a text that is no address of a Ray cluster."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    ports = "The port is 10001 with ray:// and 6379 without, unless the cluster says otherwise."
+    hint = "The port is 10001 with ray:// and 6379 without, unless the cluster says otherwise."
     if not host or not port.isdigit():
         expected = "--address must be ray://HOST:PORT, HOST:PORT or auto"
-        raise ValueError(f"{expected}, got {address!r}. {ports}")
+        raise ValueError(f"{expected}, got {address!r}. {hint}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
     except (OSError, OverflowError) as error:
@@ -186,7 +186,7 @@ def _check_address(address: str) -> None:
             f"something answers there, but within {JOIN_SECONDS:.0f} seconds it did not as a Ray "
             "cluster"
         )
-        raise ValueError(f"--address {address}: {why}. {ports}") from None
+        raise ValueError(f"--address {address}: {why}. {hint}") from None
     if attempt.returncode:
         lines = [line for line in attempt.stderr.splitlines() if line.strip() and line[0] != " "]
         reason = next((line for line in reversed(lines) if "Error" in line), (lines or ["?"])[-1])
@@ -235,9 +235,9 @@ def check_folder(
         advice = "Give a URL that all machines reach, with the same credentials."
     with storage.probe_file() as (name, word):
         answers = ask(ray, nodes, storage_problem, storage.url, name, word)
-        for node, wrong in answers.items():
-            if wrong is not None:
-                raise ValueError(f"{where}: machine {nodes[node]['name']}: {wrong}. {advice}")
+        for node, problem in answers.items():
+            if problem is not None:
+                raise ValueError(f"{where}: machine {nodes[node]['name']}: {problem}. {advice}")
 
 
 def ask(ray: Any, nodes: dict[str, dict[str, str]], question: Any, *args: Any) -> dict[str, Any]:
@@ -252,11 +252,11 @@ def ask(ray: Any, nodes: dict[str, dict[str, str]], question: Any, *args: Any) -
     references = {
         n: remote.options(scheduling_strategy=On(n, soft=False)).remote(*args) for n in nodes
     }
-    end = time.monotonic() + JOIN_SECONDS
+    deadline = time.monotonic() + JOIN_SECONDS
     answers = {}
     for node, reference in references.items():
         try:
-            answers[node] = ray.get(reference, timeout=max(0.1, end - time.monotonic()))
+            answers[node] = ray.get(reference, timeout=max(0.1, deadline - time.monotonic()))
             continue
         except ray.exceptions.RayTaskError as error:
             why = f"cannot run posenc ({one_line(error.cause)}). Install the same posenc there."

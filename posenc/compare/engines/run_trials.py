@@ -134,22 +134,22 @@ def run_trials(
             getattr(watcher, event_kind)(*values, **named_values)
 
     waiting = deque(_unfinished_trials(folder, trials, tell))
-    running = 0
-    device = folder.stat().st_dev
+    num_running = 0
+    disk_number = folder.stat().st_dev
     try:
-        while waiting or running:
-            while waiting and running < engine.slots():
+        while waiting or num_running:
+            while waiting and num_running < engine.slots():
                 engine.submit(waiting.popleft())
-                running += 1
+                num_running += 1
             trial, event = engine.wait()
-            _check_folder_is_there(folder, device)
+            _check_folder_is_there(folder, disk_number)
             if isinstance(event, TrialResult):
-                running -= 1
+                num_running -= 1
                 tell("finished", trial, event)
             else:
                 tell(event.pop("kind"), trial, **event)
     except OSError:  # which a folder that is gone explains
-        _check_folder_is_there(folder, device)
+        _check_folder_is_there(folder, disk_number)
         raise
 
 
@@ -173,11 +173,11 @@ def _unfinished_trials(
     return unfinished
 
 
-def _check_folder_is_there(folder: Path, device: int) -> None:
+def _check_folder_is_there(folder: Path, disk_number: int) -> None:
     """Raise RunFailed if the folder is gone, or is on another device: a mount point without its
     disk is an empty folder."""
     with contextlib.suppress(OSError):
-        if folder.stat().st_dev == device:
+        if folder.stat().st_dev == disk_number:
             return
-    gone = f"The results folder {folder} is gone, perhaps with its disk."
-    raise RunFailed(f"{gone} Once it is back, the same command goes on from there.")
+    why = f"The results folder {folder} is gone, perhaps with its disk."
+    raise RunFailed(f"{why} Once it is back, the same command goes on from there.")

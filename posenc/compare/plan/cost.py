@@ -52,9 +52,12 @@ def check_cost(
     for training.
     """
     trials_of_a_task = seeds * len(encodings)
-    count = trials_of_a_task * len(planned)
+    num_trials = trials_of_a_task * len(planned)
     check_memory_or_disk(
-        f"{count:,} trials", count * BYTES_PER_TRIAL, hardware.memory_bytes(), "Take fewer --seeds."
+        f"{num_trials:,} trials",
+        num_trials * BYTES_PER_TRIAL,
+        hardware.memory_bytes(),
+        "Take fewer --seeds.",
     )
     for trial in planned:
         # Check the model first: its sizes may exceed those of a tensor.
@@ -67,7 +70,7 @@ def check_cost(
         _check_model_memory(trial, local_workers or workers, most_parameters)
     steps = sum(trials_of_a_task * trial.steps for trial in planned)
     least_seconds = steps // STEPS_PER_SECOND // workers
-    _check_week(planned, count, least_seconds, yes)
+    _check_week(planned, num_trials, least_seconds, yes)
 
 
 def check_seconds(trials: Sequence[TrialConfig], seconds: int, yes: bool) -> None:
@@ -93,13 +96,13 @@ def opening_sentence(study: Study, workers: int, folder: Path, seconds: int | No
     where results go."""
     trial = study.trials[0]
     text = study.corpus
-    names = len(study.encodings)
-    count = len(study.trials)
+    num_encodings = len(study.encodings)
+    num_trials = len(study.trials)
     tasks = list(dict.fromkeys(t.task for t in study.trials))
     sequence_tasks = [task for task in tasks if task != TEXT]
     parts = [
-        f"{count} {'trial' if count == 1 else 'trials'} (encodings: {names}, seeds: "
-        f"{count // names // len(tasks)}{', tasks: ' if sequence_tasks else ''}"
+        f"{num_trials} {'trial' if num_trials == 1 else 'trials'} (encodings: {num_encodings}, "
+        f"seeds: {num_trials // num_encodings // len(tasks)}{', tasks: ' if sequence_tasks else ''}"
         f"{', '.join(sequence_tasks)}) of {_describe_steps(study.trials)} steps"
     ]
     if text is not None:
@@ -123,11 +126,15 @@ def _describe_steps(trials: Sequence[TrialConfig]) -> str:
 def _count_matrix_parameters(trial: TrialConfig) -> int:
     """Count the parameters in the model's matrices, without those of the encoding: attention, a
     gated feed-forward network of three matrices, and one table of tokens."""
-    attention = 4 * trial.width**2
-    vocabulary = vocabulary_size(trial)
-    layer = attention + trial.width * 3 * (decoder_config(trial).ffn_dim or 0)
-    stacks = len(objective_of(trial).stacks)  # all but the first also attend to the first
-    return trial.layers * (stacks * (layer + attention) - attention) + vocabulary * trial.width
+    attention_parameters = 4 * trial.width**2
+    num_tokens = vocabulary_size(trial)
+    layer_parameters = attention_parameters + trial.width * 3 * (decoder_config(trial).ffn_dim or 0)
+    num_stacks = len(objective_of(trial).stacks)  # all but the first also attend to the first
+    return (
+        trial.layers
+        * (num_stacks * (layer_parameters + attention_parameters) - attention_parameters)
+        + num_tokens * trial.width
+    )
 
 
 def _describe_rows(trial: TrialConfig) -> str:
@@ -171,21 +178,23 @@ def _check_positions(trial: TrialConfig, name: str, encoding: PositionEncoding) 
 def _check_model_memory(trial: TrialConfig, workers: int, encoding_parameters: int) -> None:
     """Raise ValueError if so many models at a time do not fit into the memory of the machine or,
     on CUDA, of its smallest GPU."""
-    parameters = _count_matrix_parameters(trial) + encoding_parameters
+    num_parameters = _count_matrix_parameters(trial) + encoding_parameters
     # The logits and their gradients, in float32.
-    logits = 2 * 4 * vocabulary_size(trial) * trial.batch * max_row_tokens(trial)
-    bytes_of_one = BYTES_PER_PARAMETER * parameters + logits
-    available = hardware.memory_bytes()
+    logits_bytes = 2 * 4 * vocabulary_size(trial) * trial.batch * max_row_tokens(trial)
+    bytes_of_one = BYTES_PER_PARAMETER * num_parameters + logits_bytes
+    available_bytes = hardware.memory_bytes()
     where = ""
     num_gpus = torch.cuda.device_count() if trial.device == "cuda" else 0
     if num_gpus:  # otherwise there is none, or on another machine
-        available = min(torch.cuda.get_device_properties(i).total_memory for i in range(num_gpus))
+        available_bytes = min(
+            torch.cuda.get_device_properties(i).total_memory for i in range(num_gpus)
+        )
         workers = -(-workers // num_gpus)  # rounded up: those that share a GPU
         where = " on one GPU"
     check_memory_or_disk(
-        f"{workers} {'worker' if workers == 1 else 'workers'}{where} at a model of {parameters:,} "
-        f"parameters and {trial.batch:,} {_describe_rows(trial)} a step",
+        f"{workers} {'worker' if workers == 1 else 'workers'}{where} at a model of "
+        f"{num_parameters:,} parameters and {trial.batch:,} {_describe_rows(trial)} a step",
         workers * bytes_of_one,
-        available,
+        available_bytes,
         "Take a smaller --width, --layers, --train-length, --batch or --workers.",
     )

@@ -216,9 +216,9 @@ def find_contract_failures(
     Raises: ValueError at the first such encoding, unless `allowed`.
     """
     reasons = {}
-    causal = [t for t in trials if all(objective_of(t).stacks)]
+    causal_trials = [t for t in trials if all(objective_of(t).stacks)]
     lengths = set()
-    for trial in causal:
+    for trial in causal_trials:
         tested = lengths_of_tests(trial)
         for length in (tested[0], max(tested)):
             lengths.add((shape_length(trial), length))
@@ -252,15 +252,15 @@ def _check_outputs_at_lengths(lengths: Sequence[tuple[int, int]], make: Make) ->
         prefix = len(positions) // 2 + 1  # two sequences that differ after it only
         states[1, :prefix] = states[0, :prefix]
         with torch.no_grad():
-            out = model(states, positions, length=len(positions))
-            alone = model(states[:, :prefix], positions[:prefix], length=len(positions))
+            outputs = model(states, positions, length=len(positions))
+            outputs_of_prefix = model(states[:, :prefix], positions[:prefix], length=len(positions))
         where = f"in sequences of {length:,} tokens"
-        is_finite = out.isfinite().all() and alone.isfinite().all()
+        is_finite = outputs.isfinite().all() and outputs_of_prefix.isfinite().all()
         assert is_finite, f"{VOIDING_FAILURES['outputs_are_finite']} {where}"
-        assert not differs(*out[:, :prefix]), (
+        assert not differs(*outputs[:, :prefix]), (
             f"{VOIDING_FAILURES['the_future_is_invisible']} {where}"
         )
-        assert not differs(alone, out[:, :prefix]), (
+        assert not differs(outputs_of_prefix, outputs[:, :prefix]), (
             f"{VOIDING_FAILURES['decoding_matches_prefill']} {where}"
         )
 

@@ -121,15 +121,15 @@ def settings_of_knob(text: str, trial: TrialConfig) -> list[tuple[KnobOptions, f
         knobs.append(
             ((("rope_theta", 10000.0),), (("rope_theta", 1000.0),), (("rope_theta", 100.0),))
         )
-    middle, ratio = trial.encoding_lr, RATIOS["encoding_lr"]
-    rates = (middle, middle, middle)
+    usual_rate, ratio = trial.encoding_lr, RATIOS["encoding_lr"]
+    rates = (usual_rate, usual_rate, usual_rate)
     if "unscaled" in keys:
         knobs.append(((), (), (("unscaled", True),)))
-        rates = (middle, middle * ratio, middle)
+        rates = (usual_rate, usual_rate * ratio, usual_rate)
     elif _has_tables(text, encoding_shape(trial)):
-        rates = (middle, middle / ratio, middle * ratio)
+        rates = (usual_rate, usual_rate / ratio, usual_rate * ratio)
     elif not knobs:
-        return [((), middle)]
+        return [((), usual_rate)]
     options_of_settings = [sum(options, ()) for options in zip(*knobs, strict=True)] or [(), (), ()]
     return list(zip(options_of_settings, rates, strict=True))
 
@@ -208,8 +208,8 @@ def movable_axes(tried: Sequence[Point], best: Point) -> list[str]:
     rate of tables counts only if slopes are learned there, or if points without learned slopes
     differ in it."""
     learned = ("learned", True)
-    rates = {point.encoding_lr for point in tried if learned not in point.options}
-    has_tables = learned in best.options or len(rates) > 1
+    encoding_rates = {point.encoding_lr for point in tried if learned not in point.options}
+    has_tables = learned in best.options or len(encoding_rates) > 1
     axes = [axis for axis in RATIOS if best.value(axis) is not None]
     return [axis for axis in axes if axis != "encoding_lr" or has_tables]
 
@@ -225,8 +225,12 @@ _AXIS_WORDS = {
 
 def _on_one_line(point: Point, other: Point, axis: str) -> bool:
     """Return True if two points differ in no coordinate but that on the axis."""
-    value, there = point.value(axis), other.value(axis)
-    return value is not None and there is not None and point.moved(axis, there / value) == other
+    value, other_value = point.value(axis), other.value(axis)
+    return (
+        value is not None
+        and other_value is not None
+        and point.moved(axis, other_value / value) == other
+    )
 
 
 def _rounded(value: float) -> float:
@@ -272,7 +276,9 @@ def with_options(text: str, options: KnobOptions) -> str:
     if not added:
         return text
     spec = parse(text)
-    layers = tuple(tuple(_part_with_options(part, added) for part in each) for each in spec.layers)
+    layers = tuple(
+        tuple(_part_with_options(part, added) for part in layer) for layer in spec.layers
+    )
     return str(replace(spec, layers=layers))
 
 
@@ -365,11 +371,11 @@ class Search:
             known = {point: loss for point, loss in bits.items() if loss is not None}
             if not known:
                 continue
-            more = [joined_point(known, self._plain[entry.label])]
-            if self._round > 1 or more[0] in points:
-                more = wider_points(points, min(known, key=known.__getitem__))
-            points += more
-            is_wider = is_wider or bool(more)
+            new_points = [joined_point(known, self._plain[entry.label])]
+            if self._round > 1 or new_points[0] in points:
+                new_points = wider_points(points, min(known, key=known.__getitem__))
+            points += new_points
+            is_wider = is_wider or bool(new_points)
         return is_wider
 
     def _bits(
@@ -452,12 +458,12 @@ def label_with_setting(entry: ComparedEncoding, text: str) -> str:
     >>> label_with_setting(ComparedEncoding("rope", "rope", ""), "rope:rope_theta=100")
     'rope (base 100)'
     """
-    given = {option for part in parse(entry.text).parts for option in part.options}
+    stated_options = {option for part in parse(entry.text).parts for option in part.options}
     added = {
         option.key: option.value
         for part in parse(text).parts
         for option in part.options
-        if option not in given
+        if option not in stated_options
     }
     if not added:
         return entry.label

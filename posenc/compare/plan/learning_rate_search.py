@@ -20,10 +20,10 @@ def check_rates(lr: float) -> None:
     finite: `lr` may be close to the limits of a float."""
     tried = [lr * factor for factor in RATE_FACTORS]
     if min(tried) <= 0 or max(tried) == math.inf:
-        factors = ", ".join(f"{factor:g}" for factor in RATE_FACTORS)
+        factors_in_words = ", ".join(f"{factor:g}" for factor in RATE_FACTORS)
         raise ValueError(
-            f"--search-lr tries --lr {lr:g} times {factors}, and {min(tried):g} to {max(tried):g} "
-            "are not all positive and finite. Use another --lr."
+            f"--search-lr tries --lr {lr:g} times {factors_in_words}, and {min(tried):g} to "
+            f"{max(tried):g} are not all positive and finite. Use another --lr."
         )
 
 
@@ -31,7 +31,7 @@ def rate_trials(trials: Sequence[TrialConfig]) -> tuple[TrialConfig, ...]:
     """Return the trials that try learning rates: for every task and encoding its first seed at each
     rate, with a fifth of the steps, tested at the training length only."""
     # A dict keeps the last entry of a key: reversed, the first seed; reversed again, in order.
-    first = {(trial.task, trial.encoding): trial for trial in reversed(trials)}
+    first_trials = {(trial.task, trial.encoding): trial for trial in reversed(trials)}
     return tuple(
         replace(
             trial,
@@ -41,7 +41,7 @@ def rate_trials(trials: Sequence[TrialConfig]) -> tuple[TrialConfig, ...]:
             test_window=0,
             tune_steps=0,
         )
-        for trial in reversed(first.values())
+        for trial in reversed(first_trials.values())
         for factor in RATE_FACTORS
     )
 

@@ -214,8 +214,8 @@ def chosen_budget(options: Options) -> Budget:
 
     Raises: ValueError for an unknown name.
     """
-    known = SUITES if options.suite else BUDGETS
-    budget = known[check_choice("--budget", options.budget, known)]
+    budgets = SUITES if options.suite else BUDGETS
+    budget = budgets[check_choice("--budget", options.budget, budgets)]
     return budget._replace(
         seeds=budget.seeds if options.seeds is None else options.seeds,
         steps=budget.steps if options.steps is None else options.steps,
@@ -248,10 +248,12 @@ def check_engine_options(options: Options) -> None:
     own_options = ENGINE_OPTIONS[check_choice("--engine", options.engine, ENGINE_OPTIONS)]
     for name in dict.fromkeys(itertools.chain(*ENGINE_OPTIONS.values())):
         if getattr(options, name) is not None and name not in own_options:
-            engines = " or ".join(engine for engine, has in ENGINE_OPTIONS.items() if name in has)
+            engines_in_words = " or ".join(
+                engine for engine, has in ENGINE_OPTIONS.items() if name in has
+            )
             has = ", ".join(f"--{own.replace('_', '-')}" for own in own_options)
             raise ValueError(
-                f"--{name.replace('_', '-')} is an option of --engine {engines}; --engine "
+                f"--{name.replace('_', '-')} is an option of --engine {engines_in_words}; --engine "
                 f"{options.engine} has {has}."
             )
 
@@ -352,8 +354,8 @@ def _device_and_precision(options: Options) -> tuple[str, str]:
     has_gpu = torch.cuda.is_available()
     if device == "auto":
         device = "cuda" if has_gpu else "cpu"
-    elsewhere = options.engine != "local" and not has_gpu
-    if not elsewhere:
+    runs_elsewhere = options.engine != "local" and not has_gpu
+    if not runs_elsewhere:
         _check_machine(device, precision, options.compile)
     elif device == "cuda" and precision == "auto":
         raise ValueError(
@@ -391,16 +393,16 @@ def _plan_trial(name: str, options: Options, shared: dict[str, Any]) -> TrialCon
         lengths = _parse_test_lengths(options.test_lengths, train_length, TEST_LENGTH_FACTORS)
         window = _test_window(options, train_length, lengths)
         tune_steps = _tune_steps(options, lengths, sizes["steps"])
-        own = {"task": TEXT, "test_lengths": lengths, "test_window": window}
-        own |= {"tune_steps": tune_steps}
-        return TrialConfig(**shared | sizes | own)
+        task_fields = {"task": TEXT, "test_lengths": lengths, "test_window": window}
+        task_fields |= {"tune_steps": tune_steps}
+        return TrialConfig(**shared | sizes | task_fields)
     lengths = tuple(length for length in task.test_lengths if length >= train_length)
     if options.test_lengths is not None or train_length != task.train_length:
         lengths = _parse_test_lengths(options.test_lengths, train_length, [1, 2, 4])
     task.check_lengths(train_length, lengths)
     corpus = hash_task_sequences(task, train_length, lengths)
-    own = {"task": name, "test_lengths": lengths, "corpus": corpus}
-    return TrialConfig(**shared | sizes | own | _NO_READINGS)
+    task_fields = {"task": name, "test_lengths": lengths, "corpus": corpus}
+    return TrialConfig(**shared | sizes | task_fields | _NO_READINGS)
 
 
 _NO_READINGS: dict[str, Any] = {"test_window": 0, "tune_steps": 0, "num_windows": 0}

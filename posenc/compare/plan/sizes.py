@@ -85,22 +85,24 @@ def _sizes_from_config(
 def _kv_heads_at_same_sharing(config_sizes: Mapping[str, int], heads: int, path: Path) -> int:
     """Return the number of key/value heads for `heads` query heads, so that as many query heads
     share a key/value head as in the config at `path`. Raises ValueError if they do not divide."""
-    group = config_sizes["heads"] // config_sizes["kv_heads"]
-    if heads % group:
+    heads_per_kv_head = config_sizes["heads"] // config_sizes["kv_heads"]
+    if heads % heads_per_kv_head:
         raise ValueError(
-            f"--heads {heads}: in {path} {group} query heads share a key/value head, and {heads} "
-            "make no whole groups. Say with --kv-heads how many there are."
+            f"--heads {heads}: in {path} {heads_per_kv_head} query heads share a key/value head, "
+            f"and {heads} make no whole groups. Say with --kv-heads how many there are."
         )
-    return heads // group
+    return heads // heads_per_kv_head
 
 
-def _shrunk_sizes(layers: int, group: int, kv_heads: int, head_dim: int) -> dict[str, int]:
+def _shrunk_sizes(
+    layers: int, heads_per_kv_head: int, kv_heads: int, head_dim: int
+) -> dict[str, int]:
     """Return sizes within SMALL_LAYERS, SMALL_HEADS and SMALL_HEAD_DIM, but at least one group.
 
-    group: query heads per key/value head, which stays the same.
+    heads_per_kv_head: query heads of each, which stay the same.
     """
-    kv_heads = max(1, min(kv_heads, SMALL_HEADS // group))
-    heads = kv_heads * group
+    kv_heads = max(1, min(kv_heads, SMALL_HEADS // heads_per_kv_head))
+    heads = kv_heads * heads_per_kv_head
     return {
         "width": heads * min(head_dim, SMALL_HEAD_DIM),
         "layers": min(layers, SMALL_LAYERS),
@@ -156,18 +158,18 @@ def ladder_sizes(text: str) -> list[LadderSize]:
 def _ladder_size(name: str) -> LadderSize:
     """Return the model of one size, see `ladder_sizes`."""
     match = _SIZE.fullmatch(name)
-    asked = float(match[1]) * _UNITS[match[2]] if match else 0.0
-    if not asked:
+    asked_parameters = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not asked_parameters:
         raise ValueError(f"--sizes must be sizes such as 0.2M,0.9M,3.5M, got {name!r}.")
     models = []
     # A width w has about 12 w^2 parameters a layer, so that wider ones are far too large.
-    for heads in range(1, 2 + math.ceil(math.sqrt(asked / 12) / HEAD_CHANNELS)):
+    for heads in range(1, 2 + math.ceil(math.sqrt(asked_parameters / 12) / HEAD_CHANNELS)):
         width = heads * HEAD_CHANNELS
-        middle = max(LEAST_LAYERS, round(width / 32))
-        for layers in range(max(LEAST_LAYERS, middle - 1), middle + 2):
+        usual_layers = max(LEAST_LAYERS, round(width / 32))
+        for layers in range(max(LEAST_LAYERS, usual_layers - 1), usual_layers + 2):
             models.append(LadderSize(name, width, layers, heads, count_parameters(width, layers)))
-    nearest = min(models, key=lambda size: abs(size.parameters - asked))
-    if abs(nearest.parameters - asked) > NEAREST_SHARE * asked:
+    nearest = min(models, key=lambda size: abs(size.parameters - asked_parameters))
+    if abs(nearest.parameters - asked_parameters) > NEAREST_SHARE * asked_parameters:
         raise ValueError(
             f"--sizes: no model of the ladder has {name} parameters; the nearest has "
             f"{nearest.parameters:,}, with width {nearest.width} and {nearest.layers} layers."
@@ -179,6 +181,6 @@ def count_parameters(width: int, layers: int, vocabulary: int = 257) -> int:
     """Return the parameters of the decoder without those of its encoding: in each layer four
     matrices of attention, three of a gated feed-forward and two norms; a table of tokens, a head,
     and one more norm."""
-    hidden = math.ceil(8 * width / 3 / 32) * 32
-    layer = 4 * width**2 + 3 * width * hidden + 2 * width
-    return layers * layer + 2 * vocabulary * width + width
+    ffn_width = math.ceil(8 * width / 3 / 32) * 32
+    layer_parameters = 4 * width**2 + 3 * width * ffn_width + 2 * width
+    return layers * layer_parameters + 2 * vocabulary * width + width

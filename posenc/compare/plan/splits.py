@@ -68,33 +68,38 @@ class MinimumBytes:
 
         sizes: bytes of each split.
         """
-        need = self.bytes
+        needed_bytes = self.bytes
         total = sum(sizes.values())
         num_files = len(source.files)
-        files = f"{num_files} {'file' if num_files == 1 else 'files'}"
-        needed = f"at least {sum(need.values()):,} are needed"
+        files_in_words = f"{num_files} {'file' if num_files == 1 else 'files'}"
+        needed = f"at least {sum(needed_bytes.values()):,} are needed"
         if total == 0:
             return ValueError(
-                f"The text is empty: it has 0 bytes in {files}, and {needed}. Give another."
+                f"The text is empty: it has 0 bytes in {files_in_words}, and {needed}. "
+                "Give another."
             )
         for option, length in (
             ("--train-length", self.train_length),
             ("--test-lengths", self.longest),
         ):
             if total <= length:
-                size = "1 byte" if total == 1 else f"{total:,} bytes"
+                total_in_words = "1 byte" if total == 1 else f"{total:,} bytes"
                 return ValueError(
                     f"{option}: a window of {length:,} bytes is longer than the whole text, "
-                    f"{size} in {files}; {needed}. Give more text or shorter lengths."
+                    f"{total_in_words} in {files_in_words}; {needed}. Give more text or "
+                    "shorter lengths."
                 )
-        parts = ", ".join(f"{split} {sizes[split]:,} of {need[split]:,}" for split in SPLITS)
+        splits_in_words = ", ".join(
+            f"{split} {sizes[split]:,} of {needed_bytes[split]:,}" for split in SPLITS
+        )
         advice = "Give more text or shorter lengths."
-        if num_files >= 3 and total >= sum(need.values()):
+        if num_files >= 3 and total >= sum(needed_bytes.values()):
             advice = "A few files cannot be cut well: join them into one, or give more files."
         return ValueError(
-            f"The text is too short: it has {total:,} bytes in {files}; training at "
+            f"The text is too short: it has {total:,} bytes in {files_in_words}; training at "
             f"{self.train_length:,} bytes in batches of {self.batch:,} and testing up to "
-            f"{self.longest:,} bytes needs at least {sum(need.values()):,} ({parts}). {advice}"
+            f"{self.longest:,} bytes needs at least {sum(needed_bytes.values()):,} "
+            f"({splits_in_words}). {advice}"
         )
 
 
@@ -132,14 +137,14 @@ class TextSplits:
             ):
                 stretches = [stretch for split in SPLITS for stretch in self.stretches[split]]
                 # Two bytes for each symbol, and one separator after each stretch.
-                size = 2 * sum(stop - start + 1 for _, start, stop in stretches)
-                free = shutil.disk_usage(folder).free
-                check_memory_or_disk(_COPIES, size, free, _ADVICE, "disk")
+                num_bytes = 2 * sum(stop - start + 1 for _, start, stop in stretches)
+                free_bytes = shutil.disk_usage(folder).free
+                check_memory_or_disk(_COPIES, num_bytes, free_bytes, _ADVICE, "disk")
                 for split in SPLITS:
                     path = target / f"{split}.u16"
-                    with name_path_in_os_errors(path), open_new(partial / path.name) as out:
+                    with name_path_in_os_errors(path), open_new(partial / path.name) as split_file:
                         for piece in self._encoded_pieces(split):
-                            out.write(piece)
+                            split_file.write(piece)
             self._check_unchanged()
         return damage
 
@@ -208,9 +213,9 @@ def split_text(source: TextSource, need: MinimumBytes, folder: Path) -> TextSpli
         raise need.too_short_error(totals, source)
     folders = (folder.absolute(), *folder.absolute().parents)
     existing = next(parent for parent in folders if parent.exists())
-    disk = shutil.disk_usage(existing).total
+    disk_bytes = shutil.disk_usage(existing).total
     check_memory_or_disk(
-        _COPIES, 2 * sum(sizes.values()), disk, _ADVICE, "disk"
+        _COPIES, 2 * sum(sizes.values()), disk_bytes, _ADVICE, "disk"
     )  # two bytes for each
     digest, counts = _hash_and_count(source, sizes, stretches)
     pairs = _count_pairs(source, stretches["train"])
@@ -261,11 +266,11 @@ def _count_pairs(source: TextSource, stretches: Sequence[Stretch]) -> np.ndarray
     files = dict(source.files)
     counts = np.zeros(1 << 16, np.int64)
     for name, start, stop in stretches:
-        last = np.zeros(0, np.uint8)  # the last byte of the piece before
+        last_byte = np.zeros(0, np.uint8)  # the last byte of the piece before
         for chunk in _read_chunks(files[name], start, stop):
-            symbols = np.concatenate([last, np.frombuffer(chunk, np.uint8)]).astype(np.int64)
+            symbols = np.concatenate([last_byte, np.frombuffer(chunk, np.uint8)]).astype(np.int64)
             counts += np.bincount(256 * symbols[:-1] + symbols[1:], minlength=1 << 16)
-            last = symbols[-1:].astype(np.uint8)
+            last_byte = symbols[-1:].astype(np.uint8)
     return counts.reshape(256, 256)
 
 
@@ -427,10 +432,10 @@ def _refuse_random(path: Path, sample: bytes) -> None:
 
 def _refuse_repetition(name: str, text: bytes) -> None:
     """Raise ValueError for the sample of a text that repeats itself."""
-    packed = len(zlib.compress(text, 9))
-    if len(text) < MIN_BYTES or packed >= REPEATED_RATIO * len(text) + FIRST_LINE_BYTES:
+    num_packed = len(zlib.compress(text, 9))
+    if len(text) < MIN_BYTES or num_packed >= REPEATED_RATIO * len(text) + FIRST_LINE_BYTES:
         return
-    what = f"it repeats itself: zlib packs {len(text):,} bytes of it into {packed:,}"
+    what = f"it repeats itself: zlib packs {len(text):,} bytes of it into {num_packed:,}"
     if len(set(text)) == 1:
         what = f"it is one byte, {text[:1]!r}, again and again"
     raise ValueError(

@@ -106,14 +106,19 @@ def _join_measurements(answers: "Sequence[dict[str, _Measured]]") -> dict[str, M
     kinds = {}
     in_all = set.intersection(*(set(answer) for answer in answers))
     for kind in answers[0]:
-        timed = [answer[kind] for answer in answers if kind in in_all]
-        of_tests = next((each for each in timed if each["num_steps"] is not None), None)
-        if of_tests is None:
+        measured_everywhere = [answer[kind] for answer in answers if kind in in_all]
+        with_tests = next(
+            (measured for measured in measured_everywhere if measured["num_steps"] is not None),
+            None,
+        )
+        if with_tests is None:
             continue
-        steps = [seconds for each in timed for seconds in each["step_seconds"]]
-        num_steps = of_tests["num_steps"] or 0.0
-        seconds = START_SECONDS + num_steps * median(steps) + of_tests["test_seconds"]
-        kinds[kind] = MeasuredKind(tuple(steps), seconds)
+        step_seconds = [
+            seconds for measured in measured_everywhere for seconds in measured["step_seconds"]
+        ]
+        num_steps = with_tests["num_steps"] or 0.0
+        seconds = START_SECONDS + num_steps * median(step_seconds) + with_tests["test_seconds"]
+        kinds[kind] = MeasuredKind(tuple(step_seconds), seconds)
     return kinds
 
 
@@ -206,15 +211,15 @@ def _measure(
     in_memory: list[_TimedModel] = []
     for trial, with_tests in zip(trials, with_tests_of, strict=True):
         with _report_failure(trial):
-            steps = _TimedModel(trial, folder)
-            if sum(each.num_bytes for each in (*in_memory, steps)) > MAX_BYTES_IN_TURNS:
+            timed_model = _TimedModel(trial, folder)
+            if sum(model.num_bytes for model in (*in_memory, timed_model)) > MAX_BYTES_IN_TURNS:
                 _take_turns(in_memory, turns, answers)
                 in_memory = []
             for _ in range(WARM_UP):
-                steps.take()
+                timed_model.take()
             if with_tests:
-                steps.time_tests()
-            in_memory.append(steps)
+                timed_model.time_tests()
+            in_memory.append(timed_model)
     _take_turns(in_memory, turns, answers)
     return answers
 
@@ -223,15 +228,15 @@ def _take_turns(models: "list[_TimedModel]", turns: int, answers: "dict[str, _Me
     """Time `turns` steps of each model, one of each in turn, and add what is measured to `answers`;
     models that fail are left out."""
     for _ in range(turns):
-        for steps in models:
-            with _report_failure(steps.trial):
-                steps.seconds.append(steps.take())
-    for steps in models:
-        if len(steps.seconds) == turns:
-            answers[kind_of_trial(steps.trial)] = {
-                "step_seconds": steps.seconds,
-                "num_steps": steps.num_steps,
-                "test_seconds": steps.test_seconds,
+        for timed_model in models:
+            with _report_failure(timed_model.trial):
+                timed_model.seconds.append(timed_model.take())
+    for timed_model in models:
+        if len(timed_model.seconds) == turns:
+            answers[kind_of_trial(timed_model.trial)] = {
+                "step_seconds": timed_model.seconds,
+                "num_steps": timed_model.num_steps,
+                "test_seconds": timed_model.test_seconds,
             }
 
 
@@ -293,9 +298,11 @@ class _TimedModel:
         self.num_steps = float(trial.steps)
         if trial.tune_steps and can_be_tuned(self.model):
             tokens_per_step = TUNE_BATCH * max(trial.test_lengths)
-            with_teacher = 4 / 3  # a forward pass more than forward and backward
-            tuning_step = with_teacher * tokens_per_step / (trial.batch * trial.train_length)
-            self.num_steps += trial.tune_steps * tuning_step
+            cost_with_teacher = 4 / 3  # a forward pass more than forward and backward
+            steps_per_tuning_step = (
+                cost_with_teacher * tokens_per_step / (trial.batch * trial.train_length)
+            )
+            self.num_steps += trial.tune_steps * steps_per_tuning_step
             self.test_seconds *= 2  # the tuned model is tested, too
 
 
@@ -339,19 +346,21 @@ def _seconds_of_text_evaluation(model: "nn.Module", trial: "TrialConfig") -> flo
 
     model.eval()
     objective = objective_of(trial)
-    near = trial.train_length
+    train_length = trial.train_length
     num_windows = trial.num_windows or windows.NUM_WINDOWS
     total = 0.0
     for length in trial.test_lengths:
         if evaluate.why_length_impossible(model.encoding, objective.longest_stack_input(length)):  # type: ignore[arg-type]
             continue
         per_token = _seconds_per_token_read(model, trial, length)
-        if length == near:
-            validation = windows.VALID_WINDOWS * length
+        if length == train_length:
+            validation_tokens = windows.VALID_WINDOWS * length
             # Far targets are read with near context in overlapping windows, once for all lengths.
-            far = num_windows * length * objective.near_pieces if trial.test_lengths[1:] else 0
-            tokens = max(num_windows * length, windows.NEAR_BYTES) + far
-            total += per_token * (tokens + train.VALIDATIONS * validation)
+            far_tokens = (
+                num_windows * length * objective.near_pieces if trial.test_lengths[1:] else 0
+            )
+            tokens = max(num_windows * length, windows.NEAR_BYTES) + far_tokens
+            total += per_token * (tokens + train.VALIDATIONS * validation_tokens)
             continue
         is_longest = length == max(trial.test_lengths)
         # The longest are read again in a window, which takes as long.
@@ -404,15 +413,15 @@ def dry_run(
     rows = []
     for kind, alike in kinds.items():
         tokens = sum(map(most_training_tokens, alike))
-        time = readable_duration(seconds[kind]) if kind in seconds else "not measured"
-        rows.append([kind, len(alike), alike[0].steps, tokens, time])
+        time_in_words = readable_duration(seconds[kind]) if kind in seconds else "not measured"
+        rows.append([kind, len(alike), alike[0].steps, tokens, time_in_words])
     header = ("trials of", "trials", "steps", "tokens", "time of one")
     table = Table(header, rows, "What would run", name="trials")
     total = None
     if seconds.keys() == kinds.keys():
-        of_trials = sum(seconds[kind_of_trial(trial)] for trial in trials)
+        seconds_of_all = sum(seconds[kind_of_trial(trial)] for trial in trials)
         # No number of workers makes a trial faster.
-        total = max(of_trials / workers, *seconds.values())
+        total = max(seconds_of_all / workers, *seconds.values())
     return Report(
         "What would run",
         _sentence(trials, total, workers),
@@ -423,16 +432,16 @@ def dry_run(
 
 def _sentence(trials: Sequence[TrialConfig], seconds: float | None, workers: int) -> str:
     """Return how many trials and tokens would run, and how long; `seconds`: None if unknown."""
-    counted = (
+    counts_in_words = (
         f"{len(trials)} {'trial' if len(trials) == 1 else 'trials'}, "
         f"{sum(map(most_training_tokens, trials)):,} tokens"
     )
     if seconds is None:
-        return f"{counted}; their steps cannot be measured here. Nothing was trained."
+        return f"{counts_in_words}; their steps cannot be measured here. Nothing was trained."
     device = trials[0].device
     where = f"{workers} {'worker' if workers == 1 else 'workers'}"
     free = "if the cores are free" if device == "cpu" else f"on {device}"
     return (
-        f"{counted}, about {readable_duration(seconds)} on {where} {free}, from steps measured "
-        "now. Nothing was trained."
+        f"{counts_in_words}, about {readable_duration(seconds)} on {where} {free}, from steps "
+        "measured now. Nothing was trained."
     )

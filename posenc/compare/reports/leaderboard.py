@@ -73,8 +73,10 @@ def published_file(name: str) -> Path:
     Raises: ValueError if it is in neither.
     """
     packaged = Path(str(resources.files("posenc.compare.reports").joinpath(name)))
-    here = Path(__file__).parents[3] / PUBLISHED / name
-    for path in (packaged, here):
+    in_repository = Path(__file__).parents[3] / PUBLISHED / name
+    for path in (packaged, in_repository):
         if path.is_file():
             return path
-    raise ValueError(f"This installation has no leaderboard: neither {packaged} nor {here} exists.")
+    raise ValueError(
+        f"This installation has no leaderboard: neither {packaged} nor {in_repository} exists."
+    )

@@ -39,17 +39,19 @@ def which_for_what(studies: Mapping[str, Study]) -> str:
     is named; otherwise one row for each text, as its study's own answer has it. Of tasks the
     encoding with the best mean rank is named.
     """
-    texts = {name: text for name, each in studies.items() if (text := each.of_task(TEXT)).finished}
+    texts = {
+        name: text for name, study in studies.items() if (text := study.of_task(TEXT)).finished
+    }
     judged = {name: judge(text) for name, text in texts.items()}
-    judged = {name: each for name, each in judged.items() if each.near is not None}
+    judged = {name: judgement for name, judgement in judged.items() if judgement.near is not None}
     is_one_recipe = _is_one_recipe(texts)
     lines = []
-    near = {name: each.near for name, each in judged.items() if each.near}
-    far = {name: each.far for name, each in judged.items() if each.far}
+    near = {name: judgement.near for name, judgement in judged.items() if judgement.near}
+    far = {name: judgement.far for name, judgement in judged.items() if judgement.far}
     for use, choices in (("Short context", near), ("Long context", far)):
         if choices:
             lines.append(_line_for_use(use, choices, judged, is_one_recipe))
-    ranked = {name: standing_of_tasks(each) for name, each in studies.items()}
+    ranked = {name: standing_of_tasks(study) for name, study in studies.items()}
     standings = {name: standing for name, standing in ranked.items() if standing is not None}
     if standings:
         lines.append(_line_for_tasks(standings, studies))
@@ -59,7 +61,7 @@ def which_for_what(studies: Mapping[str, Study]) -> str:
 def _is_one_recipe(texts: Mapping[str, Study]) -> bool:
     """Return True if studies differ in the text only."""
     own = {"encoding": "", "seed": 0, "source": ""}
-    trials = {(each.trials[0], bool(each.rates)) for each in texts.values()}
+    trials = {(study.trials[0], bool(study.rates)) for study in texts.values()}
     recipes = {replace(t, lr=0.0 if chosen else t.lr, **own) for t, chosen in trials}
     without_text = {replace(trial, corpus="") for trial in recipes}
     return len(recipes) == len(texts) and len(without_text) == 1
@@ -75,10 +77,10 @@ def _line_for_use(
     first = judged[next(iter(choices))]
     encoding_of = first.places.encoding_of
     in_all = set.intersection(*(set(choice.tied) for choice in choices.values()))
-    common = [name for name in next(iter(choices.values())).tied if name in in_all]
+    tied_in_all = [name for name in next(iter(choices.values())).tied if name in in_all]
     are_decided = not any(choice.why_no_interval for choice in choices.values())
-    if is_one_recipe and common and are_decided:
-        taken = [most_served_then_cheapest(common, encoding_of, first.cost)]
+    if is_one_recipe and tied_in_all and are_decided:
+        taken = [most_served_then_cheapest(tied_in_all, encoding_of, first.cost)]
     else:
         taken = [choice.taken for choice in choices.values()]
     costs = _cost_in_words(encoding_of.get(taken[0], taken[0]), _costs_of(first.cost))
@@ -147,10 +149,10 @@ def _write_line_for_use(
     for i, (text, choice) in enumerate(choices.items()):
         name = taken[min(i, len(taken) - 1)]
         on_text = "" if len(choices) == 1 else f" on {text}"
-        bits = f"{choice.bits[name]:.2f} bits{on_text}"
-        parts.append(f"{_standing_in_few_words(choice, name)}, {bits}")
-    named = join_names(list(dict.fromkeys(taken)))
-    return f"{use}: {named} ({'; '.join(parts)}; {cost})."
+        bits_in_words = f"{choice.bits[name]:.2f} bits{on_text}"
+        parts.append(f"{_standing_in_few_words(choice, name)}, {bits_in_words}")
+    names_in_words = join_names(list(dict.fromkeys(taken)))
+    return f"{use}: {names_in_words} ({'; '.join(parts)}; {cost})."
 
 
 def _standing_in_few_words(choice: Choice, name: str) -> str:

@@ -84,34 +84,36 @@ def _missing_trials(rows: Sequence[Row]) -> str:
     if not rows:
         return "has no row"
     counts = Counter(row.result.config.encoding for row in rows)
-    most = max(counts.values())
-    too_few = [encoding for encoding, count in counts.items() if count < most]
+    most_trials = max(counts.values())
+    too_few = [encoding for encoding, count in counts.items() if count < most_trials]
     return f"lacks trials of {join_names(too_few)}; run them" if too_few else ""
 
 
-def study_of(rows: Sequence[Row], tried: Sequence[Row] = (), of: str = "The leaderboard") -> Study:
+def study_of(
+    rows: Sequence[Row], tried: Sequence[Row] = (), file_name: str = "The leaderboard"
+) -> Study:
     """Return the rows as one study, for tables and page.
 
     tried: rows of the trials that chose the learning rates; without them, rows with different rates
-    are of different recipes. of: the name that errors give.
+    are of different recipes. file_name: the name that errors give.
     Raises: ValueError for rows of different recipes or of other code, for a trial that is there
     twice, or of another rate than the chosen one.
     """
     if not rows:
-        raise ValueError(f"{of} has no row.")
+        raise ValueError(f"{file_name} has no row.")
     all_rows = [*rows, *tried]
     corpora = {row.corpus for row in all_rows if row.corpus is not None}
     if len(corpora) > 1:
-        raise ValueError(f"{of} has rows of {len(corpora)} texts, which cannot be mixed.")
-    _check_each_trial_once(of, [row.result.config for row in all_rows])
+        raise ValueError(f"{file_name} has rows of {len(corpora)} texts, which cannot be mixed.")
+    _check_each_trial_once(file_name, [row.result.config for row in all_rows])
     results = [row.result for row in rows]
     trials = [result.config for result in results]
     rates = choose_rates([row.result for row in tried])
     same_recipe = trials
     if rates:
-        _check_chosen_rates(of, trials, rates)
+        _check_chosen_rates(file_name, trials, rates)
         same_recipe = _without_rates(trials, [row.result.config for row in tried])
-    _check_one_recipe(of, same_recipe)
+    _check_one_recipe(file_name, same_recipe)
     return Study(
         format=FORMAT,
         command="posenc leaderboard",
@@ -125,7 +127,7 @@ def study_of(rows: Sequence[Row], tried: Sequence[Row] = (), of: str = "The lead
     )
 
 
-def _check_each_trial_once(of: str, trials: Sequence[TrialConfig]) -> None:
+def _check_each_trial_once(file_name: str, trials: Sequence[TrialConfig]) -> None:
     """Raise ValueError if a trial is there twice, or an encoding is of two codes."""
     # Of an encoding with several sources, the first one counts as known.
     sources = {trial.encoding: trial.source for trial in reversed(trials) if trial.source}
@@ -140,18 +142,21 @@ def _check_each_trial_once(of: str, trials: Sequence[TrialConfig]) -> None:
         else:
             continue
         raise ValueError(
-            f"{of} has {describe_trial(trial)} {why}. Remove the row, or run it again."
+            f"{file_name} has {describe_trial(trial)} {why}. Remove the row, or run it again."
         )
 
 
-def _check_chosen_rates(of: str, trials: Sequence[TrialConfig], rates: Sequence[RateCheck]) -> None:
+def _check_chosen_rates(
+    file_name: str, trials: Sequence[TrialConfig], rates: Sequence[RateCheck]
+) -> None:
     """Raise ValueError for a trial at another learning rate than the chosen one."""
     chosen = {(check.task, check.encoding): check.chosen for check in rates}
     for trial in trials:
         rate = chosen.get((trial.task, trial.encoding))
         if trial.lr != rate:
             raise ValueError(
-                f"{of}: {trial.name} at a learning rate of {trial.lr}, and {rate} was chosen."
+                f"{file_name}: {trial.name} at a learning rate of {trial.lr}, and {rate} was "
+                "chosen."
             )
 
 
@@ -160,25 +165,28 @@ def _without_rates(
 ) -> list[TrialConfig]:
     """Return all trials with their learning rates set to 0 and, for those of `tried`, the steps and
     test lengths of the others, so that trials of one recipe are equal."""
-    usual = {t.task: {"steps": t.steps, "test_lengths": t.test_lengths} for t in trials}
-    as_long = [replace(t, **usual[t.task]) for t in tried if t.task in usual]
+    study_fields = {t.task: {"steps": t.steps, "test_lengths": t.test_lengths} for t in trials}
+    as_long = [replace(t, **study_fields[t.task]) for t in tried if t.task in study_fields]
     return [replace(trial, lr=0.0) for trial in (*trials, *as_long)]
 
 
-def _check_one_recipe(of: str, trials: Sequence[TrialConfig]) -> None:
+def _check_one_recipe(file_name: str, trials: Sequence[TrialConfig]) -> None:
     """Raise ValueError if trials of a task differ in more than encoding and seed, or if tasks
     differ in recipe, torch or precision."""
     values_of_all = recipe_of(trials)
     for task in dict.fromkeys(trial.task for trial in trials):
         fields = recipe_of(trial for trial in trials if trial.task == task)
         fields |= {name: values_of_all[name] for name in ("recipe", "torch", "precision")}
-        differ = [
+        differing_fields = [
             f"{name} {joined_by_slashes(values)}"
             for name, values in fields.items()
             if len(values) > 1
         ]
-        if len(fields["lr"]) > 1 and of.endswith(".jsonl"):
-            rates_file = f"{of.removesuffix('.jsonl')}{RATES_SUFFIX}.jsonl"
-            differ.append(f"if it was chosen, {rates_file} is missing")
-        if differ:
-            raise ValueError(f"{of} has rows of different recipes for {task}: {', '.join(differ)}.")
+        if len(fields["lr"]) > 1 and file_name.endswith(".jsonl"):
+            rates_file = f"{file_name.removesuffix('.jsonl')}{RATES_SUFFIX}.jsonl"
+            differing_fields.append(f"if it was chosen, {rates_file} is missing")
+        if differing_fields:
+            raise ValueError(
+                f"{file_name} has rows of different recipes for {task}: "
+                f"{', '.join(differing_fields)}."
+            )

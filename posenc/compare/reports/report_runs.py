@@ -114,10 +114,10 @@ def _make_report_folder(trials: Sequence[TrialConfig], out: Path | None, name: s
             f"--out: {folder} is a run of posenc compare, whose own report would be lost. Choose "
             "another folder."
         )
-    rows = folder / "results.csv"
+    rows_file = folder / "results.csv"
     header = ",".join(COLUMNS).encode()
-    is_report = rows.is_file() and read_file_bytes(rows, None).startswith(header)
-    for path in (rows, folder / "report.html"):
+    is_report = rows_file.is_file() and read_file_bytes(rows_file, None).startswith(header)
+    for path in (rows_file, folder / "report.html"):
         if path.exists() and not is_report:
             raise ValueError(f"--out: {path} is not posenc's. Choose another folder.")
     prepare_file(folder / "report.html")
@@ -255,13 +255,13 @@ def _setting(check: RateCheck) -> str:
 
 def _check_unique_labels(runs: Sequence[tuple[Path, Study]], labels: dict[str, str]) -> None:
     """Raise ValueError if a label names two encodings."""
-    texts: dict[str, str] = {}
+    text_of: dict[str, str] = {}
     for _, study in runs:
         for encoding in study.encodings:
             label = labels.get(encoding, encoding)
-            if texts.setdefault(label, encoding) != encoding:
+            if text_of.setdefault(label, encoding) != encoding:
                 raise ValueError(
-                    f"{label!r} names two encodings, {texts[label]} and {encoding}: report these "
+                    f"{label!r} names two encodings, {text_of[label]} and {encoding}: report these "
                     "runs one by one, or run one of them with another label."
                 )
 
@@ -272,7 +272,7 @@ def _merge_results(
     """Return the first finished result of each trial, else a failed one, and a line about each that
     has other numbers in a later run."""
     results: dict[TrialConfig, TrialResult] = {}
-    source: dict[TrialConfig, Path] = {}
+    folder_of_result: dict[TrialConfig, Path] = {}
     conflicts = []
     for folder, study in runs:
         for result in study.results:
@@ -280,7 +280,7 @@ def _merge_results(
             known = results.get(config)
             if known is None or (known.reason is not None and result.reason is None):
                 results[config] = result
-                source[config] = folder
+                folder_of_result[config] = folder
             elif result.reason is None and replace(result, timing=None) != replace(
                 known, timing=None
             ):
@@ -288,7 +288,8 @@ def _merge_results(
                 name = describe_trial(replace(config, encoding=label))
                 conflicts.append(
                     f"{name} has other numbers in {folder} than in "
-                    f"{source[config]}{_where_most_different(known, result)}; the latter count"
+                    f"{folder_of_result[config]}{_where_most_different(known, result)}; the "
+                    "latter count"
                 )
     return results, conflicts
 

@@ -44,18 +44,18 @@ def write_checkpoint(
 
 
 def restore_checkpoint(
-    folder: Path, trial: str, model: nn.Module, optimizer: torch.optim.Optimizer
+    folder: Path, trial_hash: str, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Cursor | None:
     """Load the checkpoint in the trial's folder into model and optimizer, and set torch's
     generator. Return its cursor; None if there is no checkpoint.
 
-    trial: hash of the trial's config, which must be that of the checkpoint.
+    trial_hash: hash of the trial's config, which must be that of the checkpoint.
     Raises: CorruptCheckpoint, with model and optimizer untouched.
     """
     if not (folder / CHECKPOINT_FILE).exists():
         return None
     try:
-        saved = _read_checkpoint(folder, trial, model)
+        saved = _read_checkpoint(folder, trial_hash, model)
     except (ValueError, OSError, SafetensorError) as error:
         raise CorruptCheckpoint(str(error)) from error
     weights = {
@@ -78,15 +78,15 @@ class _StoredCheckpoint(NamedTuple):
     rng: Tensor
 
 
-def _read_checkpoint(folder: Path, trial: str, model: nn.Module) -> _StoredCheckpoint:
+def _read_checkpoint(folder: Path, trial_hash: str, model: nn.Module) -> _StoredCheckpoint:
     """Read the checkpoint in a trial's folder. Raise ValueError unless it is whole and fits the
     trial, given by its hash, and its model."""
     cursor = Cursor.from_json(read_file_text(folder / CHECKPOINT_FILE))
-    if cursor.trial != trial:
+    if cursor.trial != trial_hash:
         raise ValueError("it belongs to another trial")
-    size = sum(value.nbytes for value in model.state_dict().values())
+    model_bytes = sum(value.nbytes for value in model.state_dict().values())
     # AdamW's two averages take twice the model's size; the fourth is spare.
-    content = read_file_bytes(path_in_folder(folder, cursor.tensors), 4 * size + EXTRA_BYTES)
+    content = read_file_bytes(path_in_folder(folder, cursor.tensors), 4 * model_bytes + EXTRA_BYTES)
     if hashlib.sha256(content).hexdigest() != cursor.tensors_sha256:
         raise ValueError(f"{cursor.tensors} was changed after it was written")
     tensors = load(content)

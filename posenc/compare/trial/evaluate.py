@@ -62,8 +62,8 @@ def likeliest_tokens(
     likeliest = []
     likeliest_but_end = []
     for start in range(0, len(batch.tokens), at_once):
-        part = slice(start, start + at_once)
-        piece = Batch(batch.tokens[part], batch.targets[part], batch.positions)
+        rows = slice(start, start + at_once)
+        piece = Batch(batch.tokens[rows], batch.targets[rows], batch.positions)
         logits = task_logits(model, piece, config)
         is_target = on_device(torch.from_numpy(piece.targets != IGNORED_TARGET), config)
         if not logits[is_target].isfinite().all():
@@ -92,11 +92,11 @@ def positions_for(encoding: PositionEncoding, batch: Batch, config: TrialConfig)
     """Return the positions of a batch's tokens that an encoding takes: None for 0, 1, 2, ...; (row,
     column); or three axes as in multimodal RoPE, (time, row, column). There tokens before the grid
     are text at time 0, and the grid is an image at time 1 with rows and columns from 1 on."""
-    axes = encoding.claims.num_axes
-    if batch.positions is None or axes == 1:
+    num_axes = encoding.claims.num_axes
+    if batch.positions is None or num_axes == 1:
         return None
     cells = on_device(torch.from_numpy(batch.positions), config)
-    if axes == 2:
+    if num_axes == 2:
         return cells
     on_grid = ~has_no_place(cells)[:, None]
     return torch.cat([on_grid, move_placeless_to_origin(cells + 1)], dim=1).long()

@@ -154,7 +154,7 @@ class Objective(ABC):
         if losses is None or not windows[1].all():
             # Mark bytes among the far targets only: masks before them would remove context.
             losses = self._losses_by_byte(model, _keep_last_targets(windows, num_targets), config)
-        far = losses[:, -num_targets:]
+        far_losses = losses[:, -num_targets:]
         if is_far.all():  # the near losses depend on the targets, not on the bytes far before them
             width = min(length, 2 * config.train_length)
             key: tuple[Any, ...] = (width, ends)
@@ -162,13 +162,13 @@ class Objective(ABC):
             key = (length, ends)
         if key not in near_losses:
             near_losses[key] = self._losses_near(model, windows, config)
-        near = near_losses[key]
+        near_losses_here = near_losses[key]
         return FarScore(
             length,
-            far=nats_to_bits((far.sum() / is_far.sum()).item()),
-            far_near=nats_to_bits((near.sum() / is_far.sum()).item()),
-            windows=bits_by_window(far, is_far),
-            near_windows=bits_by_window(near, is_far),
+            far=nats_to_bits((far_losses.sum() / is_far.sum()).item()),
+            far_near=nats_to_bits((near_losses_here.sum() / is_far.sum()).item()),
+            windows=bits_by_window(far_losses, is_far),
+            near_windows=bits_by_window(near_losses_here, is_far),
         )
 
     def _losses_near(self, model: nn.Module, windows: MarkedWindows, config: TrialConfig) -> Tensor:
@@ -182,16 +182,16 @@ class Objective(ABC):
         """
         length = windows[0].shape[1]
         num_targets = self.num_far_targets(config)
-        piece = -(-num_targets // self.near_pieces)  # rounded up
+        targets_per_piece = -(-num_targets // self.near_pieces)  # rounded up
         losses = []
         first = length - num_targets
         while first < length:
-            stop = min(first + piece, length)
+            stop = min(first + targets_per_piece, length)
             start = max(0, stop - config.train_length)
-            near = tuple(tensor[:, start:stop] for tensor in windows)
+            near_windows = tuple(tensor[:, start:stop] for tensor in windows)
             num_in_piece = stop - first
-            near = _keep_last_targets(near, num_in_piece)
-            losses.append(self._losses_by_byte(model, near, config)[:, -num_in_piece:])
+            near_windows = _keep_last_targets(near_windows, num_in_piece)
+            losses.append(self._losses_by_byte(model, near_windows, config)[:, -num_in_piece:])
             first = stop
         return torch.cat(losses, dim=1)
 
@@ -256,11 +256,11 @@ def _score_positions(losses: Tensor, is_target: Tensor) -> tuple[PositionScore, 
     sums = losses.double().sum(0).split(width)
     counts = is_target.double().sum(0).split(width)
     scores = []
-    for i, (loss, count) in enumerate(zip(sums, counts, strict=True)):
-        if count.sum() > 0:
+    for i, (losses_of_run, counts_of_run) in enumerate(zip(sums, counts, strict=True)):
+        if counts_of_run.sum() > 0:
             first = i * width
-            mean = nats_to_bits((loss.sum() / count.sum()).item())
-            scores.append(PositionScore(first, first + len(loss), mean))
+            mean = nats_to_bits((losses_of_run.sum() / counts_of_run.sum()).item())
+            scores.append(PositionScore(first, first + len(losses_of_run), mean))
     return tuple(scores)
 
 

@@ -158,10 +158,10 @@ class TrialProcess:
     def _cause_of_death(self) -> str:
         """Return how the process, which wrote no result, ended: its signal, or its code and the
         last line of its log."""
-        name = self.killed_by()
-        if name is not None:
-            hint = ", perhaps because memory ran out" if name == signal.SIGKILL.name else ""
-            return f"its process was ended by {name}{hint}"
+        signal_name = self.killed_by()
+        if signal_name is not None:
+            hint = ", perhaps because memory ran out" if signal_name == signal.SIGKILL.name else ""
+            return f"its process was ended by {signal_name}{hint}"
         log = self.home / "log.txt"
         text = read_file_text(log, None, errors="replace") if log.exists() else ""
         last_line = f": {text.strip().splitlines()[-1][:300]}" if text.strip() else ""
@@ -222,8 +222,8 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
         write_event({"kind": kind, **values})
 
     try:
-        changed = config.code and hash_of_user_code(config.encoding) != config.code
-        if changed or (config.source and hash_of_posenc_code(config.encoding) != config.source):
+        has_changed = config.code and hash_of_user_code(config.encoding) != config.code
+        if has_changed or (config.source and hash_of_posenc_code(config.encoding) != config.source):
             raise TrialFailed(
                 f"the code of {config.encoding} has changed since the comparison began; the same "
                 "command starts one with the new code"

@@ -97,7 +97,7 @@ def tune_and_read(
     tuned.encoding = _stretched(tuned.encoding, longest / config.train_length, shape)
     student = _LikeTransformers(tuned, config)
     windows = _windows_to_tune_on(train_symbols, longest, recipe)
-    state = folder / TUNING_FOLDER
+    state_folder = folder / TUNING_FOLDER
     steps_taken = 0
 
     def count_step(_message: str, _fraction: float) -> None:
@@ -105,11 +105,11 @@ def tune_and_read(
         steps_taken += 1
 
     began = time.perf_counter()
-    tune(student, windows, config.train_length, recipe, state, count_step, teacher=teacher)
+    tune(student, windows, config.train_length, recipe, state_folder, count_step, teacher=teacher)
     # A restarted tuning has taken some of its steps before.
     seconds = (time.perf_counter() - began) / max(1, steps_taken) * config.tune_steps
-    judged = (config.train_length, longest)
-    scores = objective_of(config).test(tuned, test_symbols, config, judged)
+    tested_lengths = (config.train_length, longest)
+    scores = objective_of(config).test(tuned, test_symbols, config, tested_lengths)
     return TunedReading(Reading("tuned", scores.by_length, scores.far), seconds)
 
 
@@ -155,9 +155,9 @@ def _stretched(encoding: RoPE, factor: float, shape: ModelShape) -> RoPE:
 
 def _windows_to_tune_on(train_symbols: np.ndarray, length: int, recipe: TuneConfig) -> Windows:
     """Return windows of the training text, evenly spread, as many as the tuning draws at most."""
-    last = len(train_symbols) - length
-    count = max(1, min(recipe.steps * recipe.batch, last + 1))
-    starts = np.linspace(0, last, count).astype(int)
+    last_start = len(train_symbols) - length
+    num_windows = max(1, min(recipe.steps * recipe.batch, last_start + 1))
+    starts = np.linspace(0, last_start, num_windows).astype(int)
     windows = [train_symbols[start : start + length] for start in starts]
     tokens = torch.from_numpy(np.stack(windows).astype(np.int64))
     return Windows(tokens, torch.zeros_like(tokens))

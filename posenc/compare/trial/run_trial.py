@@ -139,8 +139,8 @@ def failure_reason(error: Exception) -> str:
         return text
     if disk_is_full(error):
         return f"the disk is full: {text}"
-    allocation = "can't allocate memory" in text
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or allocation:
+    is_allocation = "can't allocate memory" in text
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or is_allocation:
         return f"out of memory; try a smaller --batch or shorter lengths ({text})"
     return f"{type(error).__name__}: {text}"
 
@@ -159,9 +159,9 @@ def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> 
     parts = parse(name).parts
     spec |= _constructor_arguments(name, encoding, shape) if len(parts) == 1 else {"made of": name}
     limit = encoding.claims.max_positions
-    axes = encoding.claims.num_axes
-    if axes > 1:
-        spec[AXES] = f"{axes}"
+    num_axes = encoding.claims.num_axes
+    if num_axes > 1:
+        spec[AXES] = f"{num_axes}"
     return spec | {
         "places": ", ".join(map(str, encoding.claims.places)) or "none",
         "logits scaled by": f"{encoding.scale(shape.head_dim):.6g}",  # type: ignore[arg-type]

@@ -65,6 +65,6 @@ def check_scores(result: TrialResult) -> None:
     task = task_of(trial)
     wanted = "; ".join(map(str, task.cases(lengths) if task else map(Case, lengths)))
     scores = (*result.by_length, *result.by_case)
-    got = "; ".join(str(Case(score.length, getattr(score, "variant", ""))) for score in scores)
-    if lengths != trial.test_lengths or (wanted != got and result.reason is None):
-        raise ValueError(f"expected scores at {wanted}, its training length first, got {got}")
+    scored = "; ".join(str(Case(score.length, getattr(score, "variant", ""))) for score in scores)
+    if lengths != trial.test_lengths or (wanted != scored and result.reason is None):
+        raise ValueError(f"expected scores at {wanted}, its training length first, got {scored}")

@@ -38,9 +38,11 @@ def training_windows(symbols: np.ndarray, config: TrialConfig, step: int) -> Ten
 def validation_windows(symbols: np.ndarray, config: TrialConfig) -> Tensor:
     """Return windows and the symbol after each, (windows, train_length + 1), evenly spread over the
     validation text."""
-    last = len(symbols) - config.train_length - 1
-    count = min(VALID_WINDOWS, last // config.train_length + 1)
-    return windows_at(symbols, np.linspace(0, last, count).astype(int), config.train_length)
+    last_start = len(symbols) - config.train_length - 1
+    num_windows = min(VALID_WINDOWS, last_start // config.train_length + 1)
+    return windows_at(
+        symbols, np.linspace(0, last_start, num_windows).astype(int), config.train_length
+    )
 
 
 def window_ends(num_symbols: int, length: int, config: TrialConfig) -> np.ndarray:
@@ -53,12 +55,12 @@ def window_ends(num_symbols: int, length: int, config: TrialConfig) -> np.ndarra
     and windows of two lengths end at the same places as long as the text has room.
 
     """
-    count = config.num_windows or NUM_WINDOWS
+    num_windows = config.num_windows or NUM_WINDOWS
     if length == config.train_length:
-        count *= max(1, NEAR_BYTES // (count * length))
-    last = num_symbols - 1  # the last symbol only follows a window
-    every = -(-length * count // last)  # rounded up
-    return np.arange(every, count + 1, every) * last // count
+        num_windows *= max(1, NEAR_BYTES // (num_windows * length))
+    last_symbol = num_symbols - 1  # the last symbol only follows a window
+    every = -(-length * num_windows // last_symbol)  # rounded up
+    return np.arange(every, num_windows + 1, every) * last_symbol // num_windows
 
 
 def held_out_windows(symbols: np.ndarray, length: int, config: TrialConfig) -> Tensor:
