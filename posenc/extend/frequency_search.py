@@ -293,26 +293,28 @@ class FrequencySearch:
     def _seeds(self) -> list[Genome]:
         """Return the genomes to begin with: those of SEED_METHODS, then those of BANDED_METHODS
         with the factors of one band of pairs changed."""
-        searched = self._searched_setting()
-        unscaled = rope_frequencies(searched.rotary_dim, searched.rope_theta).inv_freq
-        turns = [float(f) * searched.original_length / (2 * np.pi) for f in unscaled]
-        seeds = []
-        banded = []
+        searched_setting = self._searched_setting()
+        unscaled = rope_frequencies(
+            searched_setting.rotary_dim, searched_setting.rope_theta
+        ).inv_freq
+        turns = [float(f) * searched_setting.original_length / (2 * np.pi) for f in unscaled]
+        seed_genomes = []
+        banded_genomes = []
         for name in SEED_METHODS:
-            if searched.rotary_dim < 4 and name.startswith("ntk"):
+            if searched_setting.rotary_dim < 4 and name.startswith("ntk"):
                 continue  # NTK leaves the fastest pair and scales the slowest: it needs two
-            frequencies = stretch((searched,), METHODS[name], self.target)[0].frequencies()
+            frequencies = stretch((searched_setting,), METHODS[name], self.target)[0].frequencies()
             factors = np.array(
                 [float(p / f) for p, f in zip(unscaled, frequencies.inv_freq, strict=True)]
             )
-            seeds.append(Genome(monotone_factors(factors), frequencies.attention_factor))
+            seed_genomes.append(Genome(monotone_factors(factors), frequencies.attention_factor))
             if name in BANDED_METHODS:
                 for band, band_factor in itertools.product(_bands_by_turns(turns), BAND_FACTORS):
                     banded_factors = np.where(band, factors * band_factor, factors)
-                    banded.append(
+                    banded_genomes.append(
                         Genome(monotone_factors(banded_factors), frequencies.attention_factor)
                     )
-        return seeds + banded
+        return seed_genomes + banded_genomes
 
     def _children(self, generation: int) -> list[Genome]:
         """Return NUM_CHILDREN genomes, each made from two of the best ones. The same tried genomes
@@ -339,10 +341,10 @@ class FrequencySearch:
         if genome.key in self.tried:
             return
         # All genomes read the same first windows, so that their scores there compare fairly.
-        best = self._best_tried(NUM_PARENTS)
+        best_tries = self._best_tried(NUM_PARENTS)
         give_up_above = (
-            max(tried.first_score for tried in best) + FIRST_SCORE_MARGIN
-            if len(best) == NUM_PARENTS
+            max(tried.first_score for tried in best_tries) + FIRST_SCORE_MARGIN
+            if len(best_tries) == NUM_PARENTS
             else math.inf
         )
         if genome.key not in self.scored:
@@ -363,8 +365,12 @@ class FrequencySearch:
 def _bands_by_turns(turns: Sequence[float]) -> list[np.ndarray]:
     """Return a mask over pairs for each band that has any: pairs that finish a turn within the
     training length, those that finish a quarter of one, and the rest. turns: by pair."""
-    turned = np.array(turns)
-    bands = [turned >= 1, (turned < 1) & (turned >= 0.25), turned < 0.25]
+    turns_of_pairs = np.array(turns)
+    bands = [
+        turns_of_pairs >= 1,
+        (turns_of_pairs < 1) & (turns_of_pairs >= 0.25),
+        turns_of_pairs < 0.25,
+    ]
     return [band for band in bands if band.any()]
 
 

@@ -144,7 +144,7 @@ def settings_applied(
     Raises: ValueError if the model's code refuses them.
     """
     config: Any = model.config
-    before = {
+    values_before = {
         name: copy.deepcopy(getattr(config, name))
         for name in _CHANGED_CONFIG_KEYS
         if hasattr(config, name)
@@ -164,7 +164,7 @@ def settings_applied(
             )
         yield model
     finally:
-        for name, value in before.items():
+        for name, value in values_before.items():
             setattr(config, name, value)
         rebuild_rotary_modules(model)
         _set_score_scales(scales)

@@ -202,7 +202,7 @@ def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions
     """Write settings and the new maximum length into a transformers config, in place."""
     only_longrope = config.model_type in FAMILIES_WITH_ONLY_LONGROPE
     parameters_before = config.rope_parameters
-    written = {}
+    new_parameters = {}
     for setting in settings:
         keys_before = (
             parameters_before[setting.layer_type] if setting.layer_type else parameters_before
@@ -213,15 +213,15 @@ def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions
         parameters = rope_parameters(
             setting, head_dim, only_longrope, is_proportional=is_proportional
         )
-        written[setting.layer_type] = {**parameters, **sections}
-    if None in written and "partial_rotary_factor" in parameters_before:
+        new_parameters[setting.layer_type] = {**parameters, **sections}
+    if None in new_parameters and "partial_rotary_factor" in parameters_before:
         # Phi-3 needs the key even if all channels are rotated.
         rotated_fraction = settings[0].rotary_dim / head_dim_of(config)
-        written[None].setdefault("partial_rotary_factor", rotated_fraction)
-    if None in written:
-        config.rope_parameters = written[None]
+        new_parameters[None].setdefault("partial_rotary_factor", rotated_fraction)
+    if None in new_parameters:
+        config.rope_parameters = new_parameters[None]
     else:  # keep the entries of layers that do not rotate, None
-        config.rope_parameters = {**parameters_before, **written}
+        config.rope_parameters = {**parameters_before, **new_parameters}
     config.max_position_embeddings = max_positions
     if hasattr(config, "original_max_position_embeddings"):
         config.original_max_position_embeddings = settings[0].original_length

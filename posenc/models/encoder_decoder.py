@@ -56,13 +56,13 @@ class Encoder(Stack):
 
     @explain_misfits
     def __init__(self, config: DecoderConfig, encoding: PositionEncoding | str) -> None:
-        built = build_if_named(
+        built_encoding = build_if_named(
             "Encoder", encoding, config.shape(causal=False), unknown=("train_length",)
         )
-        require_bidirectional("Encoder", built)
+        require_bidirectional("Encoder", built_encoding)
         if config.tie_embeddings:
             raise ValueError("Encoder: tie_embeddings ties a head, and an encoder has none.")
-        super().__init__(config, built)
+        super().__init__(config, built_encoding)
         self.tokens = nn.Embedding(config.vocab_size, config.embed_dim)
         self.reset_parameters()
 

@@ -81,10 +81,10 @@ class MultiheadAttention(nn.MultiheadAttention):
             dtype=dtype,
         )
         shape = ModelShape(embed_dim, num_heads)
-        built = build_if_named(
+        built_encoding = build_if_named(
             "MultiheadAttention", encoding, shape, unknown=("train_length", "causal")
         )
-        self.encoding = require_attention_encoding("MultiheadAttention", built)
+        self.encoding = require_attention_encoding("MultiheadAttention", built_encoding)
         # In evaluation without gradients torch's own encoder layer computes from the weights of its
         # attention and never calls it, unless hooks are attached.
         self.register_forward_pre_hook(_do_nothing_before_call)
@@ -262,24 +262,24 @@ def mask_from_torch(
     index of tokens, so that a causal mask may compare them.
     """
     batch, _, q_len, kv_len = sizes
-    parts: list[Mask] = []
+    masks_given: list[Mask] = []
     if is_causal:
         if q_len != kv_len:
             raise ValueError(f"is_causal needs as many queries as keys, got {q_len} and {kv_len}.")
         causal_by_index = Mask(lambda pairs: pairs.q_idx >= pairs.kv_idx, separates_documents=False)
-        parts.append(causal if positions_follow_order else causal_by_index)
+        masks_given.append(causal if positions_follow_order else causal_by_index)
     elif attn_mask is not None:
-        parts.append(_mask_from_attn_mask(attn_mask, sizes))
+        masks_given.append(_mask_from_attn_mask(attn_mask, sizes))
     if key_padding_mask is not None:
         if key_padding_mask.shape != (batch, kv_len):
             raise ValueError(
                 f"key_padding_mask must be ({batch}, {kv_len}), got "
                 f"{tuple(key_padding_mask.shape)}."
             )
-        parts.append(padding(~_hidden_keys("key_padding_mask", key_padding_mask)))
-    if len(parts) == 2:
-        return parts[0] & parts[1]
-    return parts[0] if parts else None
+        masks_given.append(padding(~_hidden_keys("key_padding_mask", key_padding_mask)))
+    if len(masks_given) == 2:
+        return masks_given[0] & masks_given[1]
+    return masks_given[0] if masks_given else None
 
 
 def _mask_from_attn_mask(attn_mask: Tensor, sizes: tuple[int, int, int, int]) -> Mask:

@@ -248,12 +248,12 @@ def _variances_of_differences(
             row[seeds.index(seed)] = value
     differences = table[:, None] - table
     is_shared = np.isfinite(differences)
-    counts = is_shared.sum(2)
+    num_shared = is_shared.sum(2)
     kept = np.where(is_shared, differences, 0.0)
-    means = kept.sum(2) / np.maximum(counts, 1)
+    means = kept.sum(2) / np.maximum(num_shared, 1)
     squares = np.where(is_shared, (differences - means[:, :, None]) ** 2, 0.0).sum(2)
-    freedoms = np.maximum(counts - 1, 0)
-    return squares / np.maximum(freedoms, 1), freedoms
+    degrees_of_freedom = np.maximum(num_shared - 1, 0)
+    return squares / np.maximum(degrees_of_freedom, 1), degrees_of_freedom
 
 
 def group_into_tiers(

@@ -37,7 +37,9 @@ def assert_shift_invariance_as_claimed(make: Make) -> None:
     """Check that adding a number to all positions changes nothing if and only if `shift_invariant`
     is claimed."""
     model = build_layer(make)
-    changed = any(differs(moved, plain) for moved, plain, _ in results_after_shift(model, SHAPE))
+    changed = any(
+        differs(shifted, unshifted) for shifted, unshifted, _ in results_after_shift(model, SHAPE)
+    )
     _assert_claimed_right("shift_invariant", model.encoding.claims.shift_invariant, not changed)
 
 
@@ -155,9 +157,9 @@ def _gain_of_doubled_queries(
     """Return how much each score grows if all queries are doubled, minus the mean of its row:
     (batch, heads, q_len, kv_len). Terms that do not depend on the query, such as the decay of FoX,
     cancel."""
-    once, twice = (attention_weights(n * q, k, encoding, **options) for n in (1, 2))
+    weights_once, weights_twice = (attention_weights(n * q, k, encoding, **options) for n in (1, 2))
     # The logarithm of a weight is its score minus one number per row, which the mean takes away.
-    gain = twice.log() - once.log()
+    gain = weights_twice.log() - weights_once.log()
     return gain - gain.mean(-1, keepdim=True)
 
 

@@ -136,8 +136,8 @@ def successive_positions(encoding: PositionEncoding, length: int, offset: int = 
     limit = encoding.claims.max_positions
     # A side of 5 is chosen, not derived; a table with fewer positions has a smaller one.
     side = 5 if limit is None else max(1, min(5, limit - offset))
-    cells = [steps // side**axis % side for axis in reversed(range(encoding.claims.num_axes))]
-    return torch.stack(cells, dim=-1) + offset
+    coordinates = [steps // side**axis % side for axis in reversed(range(encoding.claims.num_axes))]
+    return torch.stack(coordinates, dim=-1) + offset
 
 
 def diagonal_positions(encoding: PositionEncoding, steps: Tensor) -> Tensor:

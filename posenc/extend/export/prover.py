@@ -126,9 +126,9 @@ class Prover:
         process = self.start()
         output, errors = process.communicate(json.dumps(reader_arguments))
         if process.returncode:
-            last_line = errors.strip().splitlines()[-1:] or ["no message"]
+            last_lines = errors.strip().splitlines()[-1:] or ["no message"]
             raise RunFailed(
-                f"the exported folder does not load in stock transformers: {last_line[0]}"
+                f"the exported folder does not load in stock transformers: {last_lines[0]}"
             )
         eps = 0.0 if model.dtype == torch.float32 else torch.finfo(model.dtype).eps
         largest = float(expected["logits"].abs().max())

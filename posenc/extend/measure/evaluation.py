@@ -77,15 +77,15 @@ class Evaluation:
 def _mean_over_tokens(evaluation: Evaluation, keep: Callable[[int], bool]) -> float:
     """Return the mean loss over all tokens of the buckets whose upper edge `keep` accepts; NaN if
     one of these buckets has no tokens."""
-    buckets = [
+    estimates = [
         estimate
         for edge, estimate in zip(evaluation.edges[1:], evaluation.by_position, strict=True)
         if keep(edge)
     ]
-    num_tokens = sum(estimate.tokens for estimate in buckets)
-    if not num_tokens or not all(estimate.tokens for estimate in buckets):
+    num_tokens = sum(estimate.tokens for estimate in estimates)
+    if not num_tokens or not all(estimate.tokens for estimate in estimates):
         return math.nan
-    return sum(estimate.mean * estimate.tokens for estimate in buckets) / num_tokens
+    return sum(estimate.mean * estimate.tokens for estimate in estimates) / num_tokens
 
 
 def position_edges(train_length: int, target: int) -> tuple[int, ...]:

@@ -311,12 +311,12 @@ def _to_byte_channels(values: Tensor, dtype: torch.dtype) -> Tensor:
     Bytes have no gradient. So a term that is 0 is added to the first byte of each value, and the
     gradient flows through it: value - value.detach().
     """
-    numbers = values.detach().contiguous().unsqueeze(-1).view(torch.uint8).to(dtype)
+    byte_values = values.detach().contiguous().unsqueeze(-1).view(torch.uint8).to(dtype)
     if values.requires_grad:
         zero_with_gradient = (values - values.detach()).nan_to_num()  # infinity - infinity is NaN
-        first = numbers[..., :1] + zero_with_gradient.to(dtype).unsqueeze(-1)
-        numbers = torch.cat([first, numbers[..., 1:]], dim=-1)
-    return numbers.flatten(-2)
+        first_byte = byte_values[..., :1] + zero_with_gradient.to(dtype).unsqueeze(-1)
+        byte_values = torch.cat([first_byte, byte_values[..., 1:]], dim=-1)
+    return byte_values.flatten(-2)
 
 
 def _from_byte_channels(numbers: Tensor, dtype: torch.dtype) -> Tensor:

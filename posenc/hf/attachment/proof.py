@@ -313,10 +313,10 @@ class _Proof:
     def positions_by_row(self, positions: Tensor | range, hidden: Tensor) -> Tensor:
         """Return positions with an axis for the rows of the batch: (batch, len) or, with several
         components, (batch, len, axes)."""
-        places = as_tensor(positions, hidden.device)
-        if places.ndim == 1 + (self.num_axes > 1):
-            places = places.expand(hidden.shape[0], *places.shape)
-        return places.expand(hidden.shape[0], *places.shape[1:])
+        by_row = as_tensor(positions, hidden.device)
+        if by_row.ndim == 1 + (self.num_axes > 1):
+            by_row = by_row.expand(hidden.shape[0], *by_row.shape)
+        return by_row.expand(hidden.shape[0], *by_row.shape[1:])
 
     def compare(self, actual_in_words: str, actual: StackOutput, expected: StackOutput) -> None:
         """Raise ValueError if positions differ, or hidden states by more than rounding.

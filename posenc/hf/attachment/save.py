@@ -81,14 +81,14 @@ def _from_json(value: Any) -> Any:
     if not isinstance(written_arguments, dict):
         raise ValueError(f"arguments must be an object, got {written_arguments!r}.")
     arguments = {name: _from_json(item) for name, item in written_arguments.items()}
-    positional: tuple = ()
+    positional_arguments: tuple = ()
     for name, parameter in inspect.signature(constructor).parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
-            positional = arguments.pop(name, ())
+            positional_arguments = arguments.pop(name, ())
         elif parameter.kind is parameter.VAR_KEYWORD:
             arguments |= arguments.pop(name, {})
     try:
-        return constructor(*positional, **arguments)
+        return constructor(*positional_arguments, **arguments)
     except TypeError as error:
         raise ValueError(f"{value['class']}: {error}") from error
 
@@ -235,12 +235,12 @@ def weights_fingerprint(folder: Path) -> str:
 
     digest = hashlib.sha256()
     for path in files.weight_files(folder):
-        with safe_open(path, framework="pt") as opened:
-            for name in sorted(opened.keys()):
-                tensor_slice = opened.get_slice(name)
+        with safe_open(path, framework="pt") as weights_file:
+            for name in sorted(weights_file.keys()):
+                tensor_slice = weights_file.get_slice(name)
                 shape = tensor_slice.get_shape()
                 digest.update(f"{name} {tensor_slice.get_dtype()} {shape}".encode())
-                tensor: Tensor = tensor_slice[:1] if shape else opened.get_tensor(name)
+                tensor: Tensor = tensor_slice[:1] if shape else weights_file.get_tensor(name)
                 first = tensor.flatten()[:HASHED_ELEMENTS_PER_WEIGHT].contiguous()
                 digest.update(first.view(torch.uint8).numpy().tobytes() if shape else b"")
     return digest.hexdigest()

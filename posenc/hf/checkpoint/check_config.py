@@ -178,12 +178,12 @@ def _check_parameters(parameters: dict[str, Any], raw: dict[str, Any], path: Pat
             f"{path} gives attn_factor, which multiplies YaRN's temperature, where transformers "
             "reads attention_factor, which replaces it: write attention_factor with the product."
         )
-    allowed = KNOWN_ROTARY_KEYS | ({"alpha"} if raw.get("model_type") in HUNYUAN else set())
-    unknown = sorted(set(parameters) - allowed)
-    if unknown:
+    allowed_keys = KNOWN_ROTARY_KEYS | ({"alpha"} if raw.get("model_type") in HUNYUAN else set())
+    unknown_keys = sorted(set(parameters) - allowed_keys)
+    if unknown_keys:
         raise ValueError(
-            f"{path}: unknown rotary keys {', '.join(unknown)}; known are "
-            f"{', '.join(sorted(allowed))}."
+            f"{path}: unknown rotary keys {', '.join(unknown_keys)}; known are "
+            f"{', '.join(sorted(allowed_keys))}."
         )
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     if not isinstance(rope_type, str) or rope_type not in KEYS_REQUIRED_BY_ROPE_TYPE:
