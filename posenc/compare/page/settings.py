@@ -52,7 +52,10 @@ def _tuning_blocks(study: Study) -> Iterator[Block]:
     rows = [_tuning_row(check) for check in study.rates]
     yield Table(header, rows, "Each encoding is tuned by one rule.", cards=True, name="tuning")
     if study.rates_from:
-        yield f"This run did not search: the choices are recorded, from {study.rates_from}."
+        num_shown = sum(len(check.tried) for check in study.rates)
+        # The record counts its trials of all encodings, and this study may have fewer of them.
+        source = re.sub(r"^\d+ trials\b", f"{num_shown} trials", study.rates_from)
+        yield f"This run did not search: the choices are recorded, from {source}."
     turned = pairs_turned_by_tuning(study.rates)
     if turned:
         pairs = "; ".join(f"{b} before {a}" for a, b in turned)
