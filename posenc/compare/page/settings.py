@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from posenc.compare.results import RATE_FACTORS, RateCheck, RateTried, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.run_trial import window_of_rotated_layers
 from posenc.report.report import Block, Heading, Links, Number, Section, Table, Value
 from posenc.tasks.registry import TASKS
 
@@ -169,6 +170,9 @@ def _setting_cells(trial: TrialResult) -> list[Value]:
     """Return the cells of an encoding's settings: parameters, what shares them, its arguments, its
     source."""
     spec = {k: v for k, v in trial.spec.items() if k not in _OMITTED_KEYS and "<" not in v}
+    window = window_of_rotated_layers(trial)
+    if window is not None:
+        spec["window_size"] = f"{window} in layers with rotation, counting the query's own"
     settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in spec.items() if v != "None")
     settings += f", learning rate {trial.config.lr:g}"
     if trial.encoding_parameters:

@@ -173,6 +173,20 @@ def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> 
     }
 
 
+def window_of_rotated_layers(trial: TrialResult) -> int | None:
+    """Return how many keys a query sees in the layers of an RNoPE that have RoPE, counting its own;
+    None for other encodings, and where those layers have no window.
+
+    The window of `rnope_swa` follows the training length, which `trial.spec` does not say: it has
+    the options as they were given.
+    """
+    if trial.spec.get("class") != "RNoPE" or "name" not in trial.spec:
+        return None
+    encoding = create(trial.spec["name"], train.encoding_shape(trial.config))
+    masks = [part.mask for part in encoding.modules() if hasattr(part, "mask")]
+    return next((mask.window for mask in masks if mask.window is not None), None)
+
+
 def _constructor_arguments(
     name: str, encoding: PositionEncoding, shape: ModelShape
 ) -> dict[str, str]:

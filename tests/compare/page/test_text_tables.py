@@ -170,6 +170,21 @@ def test_the_page_names_the_rates_of_the_model_and_of_tables():
     assert "peak learning rate 0.002, tables of encodings 20 times it" in facts["training"]
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("rnope_swa:rope_theta=100", "window size 64 in layers with rotation"),
+        ("rnope_swa:window_size=16", "window size 16 in layers with rotation"),
+        ("rnope", None),
+    ],
+)
+def test_the_window_that_follows_the_training_length_is_a_setting(name, says):
+    spec = {"name": name, "class": "RNoPE", "window_size": "None"}
+    (row,) = specs_table(study_of(replace(result(name, 0, 2.0), spec=spec))).rows
+    assert ("window size" in row[3]) is bool(says)
+    assert says is None or says in row[3]
+
+
 def test_the_text_table_has_means_over_seeds_in_every_reading():
     def with_seed(seed):
         each = result("rope", seed, 4.0 + seed, window=1.9)
