@@ -44,10 +44,10 @@ _HOW_TO_READ_ROWS = (
     "most those over which no longer one saves so much. Only tested lengths tell. In a window: the "
     "same weights with attention limited to the last bytes, without training. Tuned: after a short "
     "training at the longest length, by the code of posenc extend. Costs: training steps against "
-    "those of the cheapest encoding, taken in turns in one process before the trials where that "
-    "was possible; where a range contains 1, the two are not told apart. Equal time: validation "
-    "loss when the fastest encoding ends, read from each curve, with the range over seeds and "
-    "costs; a schedule for so many steps would do better."
+    "those of the encoding in the heading, taken in turns in one process before the trials where "
+    "that was possible; where a range contains 1, the two are not told apart. Equal time: "
+    "validation loss when the fastest encoding ends, read from each curve, with the range over "
+    "seeds and costs; a schedule for so many steps would do better."
 )
 BOTH_INTERVALS = (
     "± over seeds is half of an interval that holds for all pairs together, near and far: the "
@@ -277,18 +277,35 @@ def _row_blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
         Heading("near context", f"bits per byte, {far_place_in_words(study)}"),
         Heading("far context saves", "bits per byte"),
         Heading("context used", "bytes"),
-        Heading("costs", "times the cheapest training; range"),
+        Heading("costs", _base_of_costs(equal)),
         Heading("equal time", "bits per byte, validation; range"),
     ]
     ordered = sorted(rows_by_name(study).items(), key=lambda item: _sort_key(item[1], longest))
     table = [_table_row(name, of_name, longest, equal) for name, of_name in ordered]
-    yield Table(header, table, "Lowest far loss first.", cards=True, name="rows")
+    caption = "Lowest far loss first."
+    if equal is not None:
+        measured_at = (
+            f"with {trial.precision} on the {trial.device} of this run at "
+            f"{trial.train_length:,} bytes"
+        )
+        caption += (
+            f" Costs are multiples of {equal.cheapest}'s training time, {measured_at}; elsewhere "
+            "they differ."
+        )
+    yield Table(header, table, caption, cards=True, name="rows")
     counts = {len(row.far[longest].windows) for row in rows if row.far.get(longest)} - {0}
     if counts and max(counts) < (trial.num_windows or 0):
         yield (
             f"The far bytes are those of {max(counts)} windows, not {trial.num_windows}: the test "
             f"text has room for no more of {longest:,} bytes, so its intervals are wide."
         )
+
+
+def _base_of_costs(equal: EqualTime | None) -> str:
+    """Return in words of which training time the costs are multiples. By the ratios of steps in
+    turns another encoding may cost a little less than this one: each is a median of its own."""
+    base = "the cheapest" if equal is None else f"{equal.cheapest}'s"
+    return f"times {base} training; range"
 
 
 def _sort_key(rows: Sequence[Row], longest: int) -> tuple[float, float]:

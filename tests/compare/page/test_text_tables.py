@@ -88,6 +88,19 @@ def test_every_reading_has_a_row_with_far_losses_and_what_it_costs():
     assert table.rows[2][5].value == pytest.approx(1.0)
 
 
+def test_costs_name_the_encoding_and_the_machine_of_their_base():
+    table = table_of(STUDY)
+    assert table.header[4].meaning == "times rope's training; range"
+    assert table.caption == (
+        "Lowest far loss first. Costs are multiples of rope's training time, with "
+        f"{TRIAL.precision} on the {TRIAL.device} of this run at 128 bytes; elsewhere they differ."
+    )
+    # By steps in turns alibi is cheaper by its median ratio, and rope by its median step.
+    steps = {"rope": (1.0, 2.0, 3.0), "alibi": (0.9, 2.1, 2.7)}
+    costs = {row[0]: row[4].value for row in table_of(replace(STUDY, step_seconds=steps)).rows}
+    assert costs["rope"] == 1.0 and costs["alibi"] == pytest.approx(0.9)
+
+
 def test_a_tuning_counts_in_what_a_row_costs():
     tuned = replace(
         result("rope", 0, 4.0),
