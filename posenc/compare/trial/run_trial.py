@@ -31,7 +31,7 @@ from posenc.compare.trial.readings import (
 from posenc.compare.trial.result_files import SPLITS, WEIGHTS_FILE, save_result
 from posenc.compare.trial.task_of_trial import max_row_tokens, task_of
 from posenc.compare.trial.windows import read_split
-from posenc.encodings import ModelShape, PositionEncoding, create, entry, parse
+from posenc.encodings import ModelShape, PositionEncoding, Within, create, entry, parse
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import remove_folder
 from posenc.hf.checkpoint.decoder_as_llama import can_export_llama, export_llama
@@ -173,6 +173,9 @@ def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> 
     }
 
 
+_NAMES_OF_RNOPE = ("rnope", "rnope_swa", "irope")
+
+
 def window_of_rotated_layers(trial: TrialResult) -> int | None:
     """Return how many keys a query sees in the layers of an RNoPE that have RoPE, counting its own;
     None for other encodings, and where those layers have no window.
@@ -180,11 +183,15 @@ def window_of_rotated_layers(trial: TrialResult) -> int | None:
     The window of `rnope_swa` follows the training length, which `trial.spec` does not say: it has
     the options as they were given.
     """
-    if trial.spec.get("class") != "RNoPE" or "name" not in trial.spec:
+    text = trial.spec.get("name", "")
+    # Results may be a stranger's, and other texts may name a file whose code would be run.
+    if text.partition(":")[0] not in _NAMES_OF_RNOPE:
         return None
-    encoding = create(trial.spec["name"], train.encoding_shape(trial.config))
-    masks = [part.mask for part in encoding.modules() if hasattr(part, "mask")]
-    return next((mask.window for mask in masks if mask.window is not None), None)
+    encoding = create(text, train.encoding_shape(trial.config))
+    for part in encoding.modules():
+        if isinstance(part, Within) and part.mask.window is not None:
+            return part.mask.window
+    return None
 
 
 def _constructor_arguments(

@@ -278,8 +278,9 @@ def _stated_exponent(module: nn.Module) -> float:
     for holder in (module, getattr(module, "config", None)):
         for name in ("bias_max", "alibi_bias_max"):
             stated = getattr(holder, name, None)
-            is_number = isinstance(stated, int | float) and not isinstance(stated, bool)
-            if is_number and 0 < stated < math.inf:
+            if isinstance(stated, bool):
+                continue
+            if isinstance(stated, int | float) and 0 < stated < math.inf:
                 return float(stated)
     return _USUAL_EXPONENT
 
