@@ -132,10 +132,10 @@ def describe_misfit(
         return ""
     parameters = dict(signature.parameters)
     caller = function.__name__
-    first_parameter = next(iter(parameters), "")
-    if first_parameter in ("self", "cls") or caller == "__init__":
-        del parameters[first_parameter]
-        cls = args[0] if first_parameter == "cls" else type(args[0])
+    first_name = next(iter(parameters), "")
+    if first_name in ("self", "cls") or caller == "__init__":
+        del parameters[first_name]
+        cls = args[0] if first_name == "cls" else type(args[0])
         # A module is built and called by the name of its class.
         caller = cls.__name__ if caller in ("__init__", "forward") else f"{cls.__name__}.{caller}"
         args = args[1:]

@@ -16,9 +16,9 @@ VALID_WINDOWS = 64
 NUM_WINDOWS = 128
 """Windows of each test length, by default."""
 NEAR_BYTES = 1 << 16
-"""Bytes of the test text that are read at the training length, at least. Another stretch of Python
-source moves a level by about 0.09 bits per byte (standard error over windows), a difference of two
-encodings by much less."""
+"""Bytes of the test text that are read at the training length, rounded down to a multiple of what
+so many windows hold. Another stretch of Python source moves a level by about 0.09 bits per byte
+(standard error over windows), a difference of two encodings by much less."""
 
 
 def read_split(folder: Path, split: str, corpus_hash: str) -> np.ndarray:
@@ -50,7 +50,7 @@ def window_ends(num_symbols: int, length: int, config: TrialConfig) -> np.ndarra
     index after their last symbol, rising.
 
     Windows end at the multiples of (num_symbols - 1) / num_windows; at the training length at finer
-    multiples, for at least NEAR_BYTES. Where they would overlap, only each second, third, ... of
+    multiples, for about NEAR_BYTES. Where they would overlap, only each second, third, ... of
     these ends is taken. So the ends depend on this length, not on the other lengths of the test,
     and windows of two lengths end at the same places as long as the text has room.
 

@@ -400,8 +400,9 @@ class PairwiseBias(Term):
                 kv_positions, batch, kv_idx
             )
             distance = difference.to(torch.float32)
-            for compute, numbers_by_head, _ in formulas:
-                score = score + compute(distance, *(number[head] for number in numbers_by_head))
+            for compute, values_by_head, _ in formulas:
+                values_of_head = [values[head] for values in values_by_head]
+                score = score + compute(distance, *values_of_head)
             return score
 
         return mod

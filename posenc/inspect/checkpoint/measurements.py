@@ -202,10 +202,10 @@ def _text_and_words(
     )
     if kind == "ids":
         num_ids = min(NUM_DEFAULT_IDS, vocab_size)
-        ids = [str(i * vocab_size // num_ids) for i in range(num_ids)]
+        ids_as_text = [str(i * vocab_size // num_ids) for i in range(num_ids)]
         # By default, ids at a third and at two thirds of the text.
-        words = request.words or (ids[num_ids // 3], ids[2 * num_ids // 3])
-        return " ".join(ids), words, "default ids"
+        words = request.words or (ids_as_text[num_ids // 3], ids_as_text[2 * num_ids // 3])
+        return " ".join(ids_as_text), words, "default ids"
     return DEFAULT_TEXT, request.words or DEFAULT_WORDS, "default text"
 
 

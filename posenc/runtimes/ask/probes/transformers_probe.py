@@ -392,8 +392,14 @@ def has_grid_positions(config):
 
 
 def why_rotating_stops(attentions, rows):
-    """Return the words with which a forward pass stops, where cos and sin of a module are narrower
-    or wider than what every attention rotates by them, of those that tell; "" if none does."""
+    """Return the error with which a forward pass stops where cos and sin are narrower or wider than
+    what the attentions rotate by them; "" if there is none.
+
+    Attentions whose number of rotated channels is unknown are not asked. There is an error only
+    where all others fail for some row: then it is that of the first of them.
+
+    rows: answers of rotary modules, with their `inv_freq`, half as long as cos and sin are wide.
+    """
     modules_and_functions = [
         pair for pair in rotating_functions(attentions) if rotated_channels(pair[0])
     ]
