@@ -41,20 +41,20 @@ MUTATIONS = (
     # Scores
     Mutation(
         "encodings/scores/alibi.py",
-        "return bias.masked_fill(hidden, -torch.inf)",
+        "return bias.masked_fill(side * signed_distance < 0, -torch.inf)",
         "return bias",
         "encodings/scores",
     ),
     Mutation(
         "encodings/numerics/slopes_and_buckets.py",
-        "2 ** (-bias_max * h / power) for h in range(1, power + 1)",
-        "2 ** (-bias_max * h / power) for h in range(power)",
+        "2 ** (-bias_max * h / largest_power) for h in range(1, largest_power + 1)",
+        "2 ** (-bias_max * h / largest_power) for h in range(largest_power)",
         "encodings/scores",
     ),
     Mutation(
         "encodings/numerics/slopes_and_buckets.py",
-        "edges = list(range(1, exact + 1))",
-        "edges = list(range(0, exact))",
+        "edges = list(range(1, num_exact + 1))",
+        "edges = list(range(0, num_exact))",
         "encodings/scores",
     ),
     Mutation(
@@ -90,14 +90,14 @@ MUTATIONS = (
     ),
     Mutation(
         "encodings/queries_keys/rotate.py",
-        "out[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)",
-        "out[..., :pairs].addcmul_(x[..., pairs:], sin)",
+        "out[..., :num_pairs].addcmul_(x[..., num_pairs:], sin, value=-1)",
+        "out[..., :num_pairs].addcmul_(x[..., num_pairs:], sin)",
         "encodings/queries_keys",
     ),
     Mutation(
         "encodings/queries_keys/rotate.py",
-        "back = _OnePassRotation.apply(ctx.interleaved, cos, -sin, *grads)",
-        "back = _OnePassRotation.apply(ctx.interleaved, cos, sin, *grads)",
+        "gradients = _OnePassRotation.apply(ctx.interleaved, cos, -sin, *grads)",
+        "gradients = _OnePassRotation.apply(ctx.interleaved, cos, sin, *grads)",
         "encodings/queries_keys",
     ),
     Mutation(
@@ -145,8 +145,8 @@ MUTATIONS = (
     ),
     Mutation(
         "positions.py",
-        "counted = valid.long().cumsum(-1) + (start - 1)",
-        "counted = valid.long().cumsum(-1) + start",
+        "positions = valid.long().cumsum(-1) + (start - 1)",
+        "positions = valid.long().cumsum(-1) + start",
         "test_positions.py test_masks.py",
     ),
     Mutation(
@@ -225,8 +225,8 @@ MUTATIONS = (
     ),
     Mutation(
         "statistics/text_intervals.py",
-        "half_widths = np.quantile(largest, 0.95) * differences.std(1, ddof=1) / np.sqrt(count)",
-        "half_widths = np.quantile(largest, 0.95) * differences.std(1, ddof=0) / count",
+        "np.quantile(largest_ratios, 0.95) * differences.std(1, ddof=1) / np.sqrt(num_windows)",
+        "np.quantile(largest_ratios, 0.95) * differences.std(1, ddof=0) / num_windows",
         "statistics",
     ),
     Mutation(
@@ -237,15 +237,15 @@ MUTATIONS = (
     ),
     Mutation(
         "tasks/scoring.py",
-        "return float((right | ~scored).all(1).mean()), float(right[scored].mean())",
-        "return float((right & scored).all(1).mean()), float(right[scored].mean())",
+        "return float((is_right | ~scored).all(1).mean()), float(is_right[scored].mean())",
+        "return float((is_right & scored).all(1).mean()), float(is_right[scored].mean())",
         "tasks",
     ),
     # Extend, attach, checkpoints
     Mutation(
         "extend/measure/losses.py",
-        "targets = tokens[:, start + 1 : start + piece + 1]",
-        "targets = tokens[:, start : start + piece]",
+        "targets = tokens[:, start + 1 : start + piece_len + 1]",
+        "targets = tokens[:, start : start + piece_len]",
         "extend",
     ),
     Mutation(

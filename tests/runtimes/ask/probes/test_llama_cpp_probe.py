@@ -126,7 +126,7 @@ def test_the_doctor_says_which_part_was_asked(call, tmp_path):
     "mistake",
     [
         ("print_info: (", "print_inf: ("),
-        ("refusal = ERROR.search(text) if said", "refusal = None if said"),
+        ("refusal = ERROR.search(text) if log_line", "refusal = None if log_line"),
         ("loaded.setdefault(name, number_or_words(value))", "loaded.setdefault(name, 1.0)"),
     ],
     ids=["reads no setting", "sees no refusal", "takes 1 for every setting"],

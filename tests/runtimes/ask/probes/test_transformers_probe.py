@@ -63,7 +63,10 @@ def test_the_probe_gives_what_was_recorded(cell):
 
 
 WRONG_BUFFER = ('f"{prefix}inv_freq"', 'f"{prefix}original_inv_freq"')
-NOT_CORRECTED = ("if not nearly_equal(kept, called", "if False and not nearly_equal(kept, called")
+NOT_CORRECTED = (
+    "if not nearly_equal(kept_frequencies, ",
+    "if False and not nearly_equal(kept_frequencies, ",
+)
 WRONG_POSITION = ("torch.tensor([[0, 1, length - 1]])", "torch.tensor([[0, 2, length - 1]])")
 NO_MULTIPLIER = ("multiplier = float(cos[0].max())", "multiplier = 1.0")
 YARN, LONGROPE = "10_", "27_"
