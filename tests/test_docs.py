@@ -160,7 +160,7 @@ def test_what_the_tutorials_add_passes_make_test(tmp_path, whole):
     added = [name for names in TUTORIALS.values() for name in names]
     for document in TUTORIALS:
         follow((ROOT / document).read_text(encoding="utf-8"), copy)
-    run_in(copy, "docs.update_readme")  # make readme
+    run_in(copy, "docs.scripts.update_readme")  # make readme
     only = [] if whole else ["--encoding", ",".join(added)]
     (makefile,) = re.findall(r"^test: .*\n.* -m \"(.*)\"$", MAKEFILE, re.MULTILINE)
     said = run_in(copy, "pytest", "-q", "-m", makefile, "-p", "no:cacheprovider", *only)
