@@ -7,7 +7,6 @@ A query that sees no key gets weights 0 and log-sum-exp -inf, where a plain soft
 """
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +59,7 @@ def weights_and_lse(
     if not is_observed:
         problem.mask_scores_in_place(scores, start, stop)
     elif visible is not None:
-        scores = _hide_scores(scores, ~visible)
+        scores = scores.masked_fill(~visible, -torch.inf)
     sees_no_key = _queries_without_keys(scores)
     if sees_no_key is None:
         return scores.softmax(-1), scores.logsumexp(-1) if problem.needs_lse else None
@@ -70,40 +69,6 @@ def weights_and_lse(
     if problem.needs_lse:
         lse = scores.logsumexp(-1).masked_fill(sees_no_key[..., 0], -torch.inf)
     return scores.softmax(-1).masked_fill(sees_no_key, 0), lse
-
-
-def _hide_scores(scores: Tensor, is_hidden: Tensor) -> Tensor:
-    """Return the scores with -inf where a key is hidden. In eager autograd the gradient passes
-    through unmasked, which saves a copy of it: the softmax gives hidden scores the gradient 0."""
-    is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined]
-    if (
-        torch.compiler.is_compiling()
-        or is_traced
-        or inside_functorch_transform()
-        or type(scores) is not Tensor
-    ):
-        return scores.masked_fill(is_hidden, -torch.inf)
-    return _HideScores.apply(scores, is_hidden)
-
-
-class _HideScores(torch.autograd.Function):
-    """Write -inf into hidden scores; the gradient is that of all scores, as it comes."""
-
-    @staticmethod
-    def forward(scores: Tensor, is_hidden: Tensor) -> Tensor:
-        return scores.masked_fill(is_hidden, -torch.inf)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.is_hidden = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return gradient, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:  # type: ignore[override]
-        return tangent.masked_fill(ctx.is_hidden, 0)
 
 
 def _queries_without_keys(scores: Tensor) -> Tensor | None:
