@@ -19,10 +19,10 @@ from posenc.compare.options import Options
 from posenc.compare.page.report import show_study, write_figures, write_report_files
 from posenc.compare.plan import time_estimate
 from posenc.compare.plan.cost import check_seconds, opening_sentence
+from posenc.compare.plan.dry_run import dry_run
 from posenc.compare.plan.equal_tuning import Search, with_choices
 from posenc.compare.plan.learning_rate_search import with_chosen_rates
 from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
-from posenc.compare.plan.time_estimate import dry_run
 from posenc.compare.progress import open_watchers
 from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
 from posenc.compare.reuse import candidate_runs, reuse_trials

@@ -302,6 +302,8 @@ def without_the_work() -> Iterator[None]:
     def refuse(*arguments: object, **options: object) -> None:
         raise RunFailed("the fuzzer does not measure.")
 
+    from posenc.compare.plan import dry_run  # noqa: F401  # or it would keep what is put in place
+
     patches = [
         mock.patch("posenc.compare.engines.run_trials.run_trials", lambda *arguments: None),
         mock.patch("posenc.compare.plan.time_estimate.measure_kinds", lambda *arguments: {}),

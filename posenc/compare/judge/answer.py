@@ -16,16 +16,15 @@ from typing import NamedTuple
 from posenc.compare.judge import sentences
 from posenc.compare.judge.context_use import context_use
 from posenc.compare.judge.judgement import (
-    SERVERS,
     Judgement,
     bits_that_may_turn,
     judge,
     moves_of_leads,
-    servers_of,
     why_no_interval,
 )
 from posenc.compare.judge.near_far import failed_trials, near_and_far
 from posenc.compare.judge.sentences import number_word
+from posenc.compare.judge.served_by import SERVERS, servers_of
 from posenc.compare.judge.standing import (
     MARGIN,
     Standing,
@@ -34,7 +33,7 @@ from posenc.compare.judge.standing import (
     standing_of_tasks,
 )
 from posenc.compare.judge.summary import has_learned, summarise, summarise_tasks
-from posenc.compare.results import Study, with_labels
+from posenc.compare.results import Study, TrialResult, with_labels
 from posenc.compare.rows import Row, row_name, rows_by_name, rows_of
 from posenc.compare.trial.config import ENCODING_LR, TrialConfig
 from posenc.report.report import join_names
@@ -326,19 +325,13 @@ def limits_of(study: Study) -> Limits:
     on_text = [result for result in study.finished if result.config.is_on_text]
     steps = {trial.steps for trial in trials}
     fall_per_doubling, may_turn = bits_that_may_turn(study) or (None, None)
-    sizes = {(trial.width, trial.layers) for trial in trials}
-    tokens = [
-        result.config.steps * result.config.batch * result.config.train_length / result.parameters
-        for result in on_text
-        if result.parameters
-    ]
-    rows = rows_of(study)
     taken = ""
     moves: dict[str, float] = {}
     if on_text:
         judgement = judge(study)
         taken = judgement.places.encoding_of.get(judgement.taken or "", "")
         moves = moves_of_leads(study, judgement)
+    searches_on_text = [check for check in study.rates if check.task == TEXT]
     return Limits(
         num_seeds=_fewest_usual_seeds(trials),
         has_text=bool(on_text),
@@ -349,18 +342,28 @@ def limits_of(study: Study) -> Limits:
         may_turn=may_turn,
         taken=taken,
         moves_of_leads=moves,
-        rates_searched=any(check.task == TEXT for check in study.rates),
-        knobs_searched=any(
-            check.task == TEXT and check.plain_at is not None for check in study.rates
-        ),
+        rates_searched=bool(searches_on_text),
+        knobs_searched=any(check.plain_at is not None for check in searches_on_text),
         has_retrieval=bool(study.sequence_tasks),
-        absent_baselines=_absent_baselines([(row.encoding, row.reading) for row in rows]),
-        num_sizes=len(sizes),
-        bytes_per_parameter=fmean(tokens) if tokens else None,
+        absent_baselines=_absent_baselines([(row.encoding, row.reading) for row in rows_of(study)]),
+        num_sizes=len({(trial.width, trial.layers) for trial in trials}),
+        bytes_per_parameter=_bytes_per_parameter(on_text),
         far_context_saves=_most_saved(study),
         has_far=near_and_far(study).far is not None,
         has_old_t5=any(t.encoding == "t5" and t.recipe <= LAST_UNSCALED_T5 for t in trials),
     )
+
+
+def _bytes_per_parameter(on_text: Sequence[TrialResult]) -> float | None:
+    """Return the bytes of training text for each parameter, the mean over trials; None if no trial
+    says how many parameters its model has."""
+    ratios = []
+    for result in on_text:
+        if result.parameters:
+            trial = result.config
+            num_bytes = trial.steps * trial.batch * trial.train_length
+            ratios.append(num_bytes / result.parameters)
+    return fmean(ratios) if ratios else None
 
 
 def _most_saved(study: Study) -> float | None:

@@ -2,7 +2,6 @@
 it. Its sentences stand in `sentences.py`."""
 
 import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -11,6 +10,7 @@ from typing import NamedTuple
 
 from posenc.compare.judge.context_use import ContextUse, context_use
 from posenc.compare.judge.near_far import Places, near_and_far
+from posenc.compare.judge.served_by import num_servers
 from posenc.compare.judge.standing import MARGIN, Standing
 from posenc.compare.judge.summary import bits_saved_by_doubling
 from posenc.compare.results import Study
@@ -179,7 +179,7 @@ def _broken_encodings(by_name: Mapping[str, Sequence[Row]]) -> dict[str, float]:
         if use is None:
             continue
         costs = -use.saved.value
-        if costs > max(BREAKS, use.saved.half_width):
+        if costs > BREAKS and costs > use.saved.half_width:
             broken[name] = costs
     return broken
 
@@ -471,51 +471,3 @@ def verdicts_of_pairs(standing: Standing) -> list[tuple[str, str, str]]:
             verdict = "better"
         found.append((a, b, verdict))
     return found
-
-
-SERVERS = ("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers")
-_BY_NAME = {
-    "rope": SERVERS,
-    "rope_interleaved": SERVERS,
-    "partial_rope": SERVERS,
-    "linear": SERVERS,
-    "ntk": SERVERS,
-    "yarn": SERVERS,
-    "llama3": SERVERS,
-    "longrope": SERVERS,
-    "rnope": SERVERS,
-    "rnope_swa": SERVERS,
-    "irope": SERVERS,
-    "learned": SERVERS,
-    "alibi": ("vLLM", "llama.cpp", "transformers"),
-    "t5": ("llama.cpp", "transformers"),
-    "sinusoidal": ("transformers",),
-}
-"""Programs with a decoder of this encoding: SmolLM3 and Command A are RNoPE, Llama 4 iRoPE, BLOOM
-and MPT ALiBi, GPT-2 learned, T5's own decoder T5. Read in vLLM 0.33.0, SGLang 0.5.23 and mlx-lm
-0.32.2, and in llama.cpp and transformers of November 2026. Of an encoding that is not here no such
-decoder is known."""
-
-
-_LEARNED_SLOPES = re.compile(r"^alibi.*(learned=true|learned slopes)")
-
-
-def servers_of(encoding: str) -> tuple[str, ...]:
-    """Return the programs that run an encoding, by its text in a trial or a label.
-
-    A sum of encodings or a mix by layer counts as served by none.
-
-    >>> servers_of("rope:rope_theta=500000"), servers_of("fire")
-    (('vLLM', 'SGLang', 'llama.cpp', 'mlx-lm', 'transformers'), ())
-    >>> servers_of("alibi (slopes down to 2^-4)"), servers_of("alibi (learned slopes)")
-    (('vLLM', 'llama.cpp', 'transformers'), ())
-    """
-    if _LEARNED_SLOPES.search(encoding):
-        return ()  # they compute ALiBi's slopes from the number of heads
-    name = re.fullmatch(r"(\w+)(:.*| \(.*\))?", encoding)
-    return _BY_NAME.get(name[1], ()) if name else ()
-
-
-def num_servers(encoding: str) -> int:
-    """Return the number of programs of `servers_of`."""
-    return len(servers_of(encoding))

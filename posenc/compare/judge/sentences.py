@@ -23,19 +23,7 @@ COSTS_MORE = 1.2
 """Ratio of training times from which the answer says what an encoding costs: chosen."""
 FEW = 8
 """Number of tied encodings that the answer names; of more it names seven and counts the others."""
-_NUMBER_WORDS = (
-    "no",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-)
+_NUMBER_WORDS = "no one two three four five six seven eight nine ten".split()
 
 
 def sentences_on_text(judgement: Judgement) -> Iterator[str]:
@@ -43,31 +31,38 @@ def sentences_on_text(judgement: Judgement) -> Iterator[str]:
     places = judgement.places
     if judgement.unbeaten_table is not None and places.near is not None:
         yield _sentence_on_too_early(places.near, judgement.unbeaten_table)
-        return
-    if judgement.only_encoding is not None:
+    elif judgement.only_encoding is not None:
         yield _sentence_on_only_encoding(places.all, judgement.only_encoding)
-        return
-    if judgement.near is None:
-        return
-    near, far = judgement.near, judgement.far
+    elif judgement.near is not None:
+        yield from _sentences_on_choices(judgement, judgement.near)
+        yield from _sentences_beside_choices(judgement, judgement.near)
+
+
+def _sentences_on_choices(judgement: Judgement, near: Choice) -> Iterator[str]:
+    """Yield which row to take, near and far. near: the judgement's choice there."""
+    far = judgement.far
     if far is None:
         yield _sentence_on_one_place(near)
-        yield f"Of longer texts nothing is said: {places.why_no_far}."
+        yield f"Of longer texts nothing is said: {judgement.places.why_no_far}."
     elif _choices_are_the_same(near, far, judgement):
         yield _sentence_on_both_places(near, far)
     else:
         yield from _sentences_on_different_choices(near, far, judgement)
+
+
+def _sentences_beside_choices(judgement: Judgement, near: Choice) -> Iterator[str]:
+    """Yield what to know beside the row to take: what other text may turn, what breaks, how much
+    context is used, and what training costs."""
     for choice in judgement.choices:
         if choice.text_may_turn and choice.behind:
-            where = choice.where
-            place = with_preposition(where)
+            place = with_preposition(choice.where)
             yield f"In other windows of this text {choice.behind.name} may be ahead {place}."
-    if judgement.broken and far is not None:
-        yield _sentence_on_breaking(judgement, near.where, far.where)
+    if judgement.broken and judgement.far is not None:
+        yield _sentence_on_breaking(judgement, near.where, judgement.far.where)
     if judgement.context is not None and judgement.context.saved.half_width < math.inf:
         yield sentence_on_context(judgement.taken or "", judgement.context)
     if judgement.cost is not None:
-        yield from _sentences_on_cost(judgement.cost, judgement, judgement.taken)
+        yield from _sentences_on_cost(judgement.cost, judgement)
 
 
 def _sentence_on_breaking(judgement: Judgement, near: str, far: str) -> str:
@@ -276,29 +271,43 @@ def range_of_context(use: ContextUse) -> str:
     return " and ".join(bounds)
 
 
-def _sentences_on_cost(cost: EqualTime, judgement: Judgement, taken: str | None) -> Iterator[str]:
+def _sentences_on_cost(cost: EqualTime, judgement: Judgement) -> Iterator[str]:
     """Yield what the rows that the answer names cost, and who is first at equal training time."""
     encoding_of = judgement.places.encoding_of
-    encoding = encoding_of.get(taken or "", "")
-    cheapest = cost.cheapest
-    times = cost.times(encoding, cheapest)
+    taken = encoding_of.get(judgement.taken or "", "")
+    yield from _sentences_on_dear_encodings(cost, judgement, taken)
+    if taken in cost.step_seconds and cost.order:
+        yield from _sentences_on_equal_time(cost, taken)
+
+
+def _sentences_on_dear_encodings(
+    cost: EqualTime, judgement: Judgement, taken: str
+) -> Iterator[str]:
+    """Yield what the encoding to take costs, against the cheapest, and what the others that the
+    answer names cost, against the one to take. taken: the encoding to take."""
+    times = cost.times(taken, cost.cheapest)
     if times is not None and _is_dearer(times):
-        yield f"{encoding} costs {times_in_words(times)} times {cheapest}'s training time."
-    named = [name for choice in judgement.choices for name in _rows_to_name(choice)]
-    for other in dict.fromkeys(encoding_of[name] for name in named):
-        more = cost.times(other, encoding)
-        if more is not None and _is_dearer(more):
-            yield f"{other} costs {times_in_words(more)} times {encoding}'s training time."
-    bits = cost.order
-    if not bits or encoding not in cost.step_seconds:
-        return
-    first = next(iter(bits))
-    if encoding not in bits:
-        yield f"At equal time {first} is ahead: {encoding} had not been validated by then."
-    elif cost.is_ahead(first, encoding, MARGIN):
-        yield (
-            f"At equal time {first} is ahead ({bits[first]:.2f} against {bits[encoding]:.2f} bits)."
-        )
+        yield f"{taken} costs {times_in_words(times)} times {cost.cheapest}'s training time."
+    named_rows: list[str] = []
+    for choice in judgement.choices:
+        named_rows += _rows_to_name(choice)
+    encoding_of = judgement.places.encoding_of
+    for other in dict.fromkeys(encoding_of[name] for name in named_rows):
+        times = cost.times(other, taken)
+        if times is not None and _is_dearer(times):
+            yield f"{other} costs {times_in_words(times)} times {taken}'s training time."
+
+
+def _sentences_on_equal_time(cost: EqualTime, taken: str) -> Iterator[str]:
+    """Yield which encoding is ahead of the one to take after equally long training; nothing if none
+    is for certain. taken: the encoding to take."""
+    losses = cost.order
+    first = next(iter(losses))
+    if taken not in losses:
+        yield f"At equal time {first} is ahead: {taken} had not been validated by then."
+    elif cost.is_ahead(first, taken, MARGIN):
+        bits = f"{losses[first]:.2f} against {losses[taken]:.2f} bits"
+        yield f"At equal time {first} is ahead ({bits})."
 
 
 def _is_dearer(times: CostRatio) -> bool:

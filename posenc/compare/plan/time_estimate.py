@@ -1,5 +1,6 @@
-"""Measure training steps on the device of a comparison before it starts: to announce its time, to
-say what encodings cost, and for the report of a dry run."""
+"""Measure training steps on the device of a comparison before it starts: to announce its time, and
+to say what encodings cost. The module loads no torch: a measuring process is one of
+`posenc.compare.trial.process`, which ends with its parent from before torch is imported."""
 
 import contextlib
 import json
@@ -26,13 +27,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from posenc.compare.trial.config import TrialConfig
-import tempfile
-
-from posenc.command_line.progress import readable_duration
-from posenc.compare.plan.splits import TextSplits
-from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.task_of_trial import max_row_tokens
-from posenc.report.report import Report, Section, Table
 
 WARM_UP = 1
 """Untimed steps of each model, in which memory is allocated."""
@@ -384,64 +378,3 @@ def _seconds_per_token_read(model: "nn.Module", trial: "TrialConfig", length: in
         began = _time_after_device(trial)
         objective.losses(model, held_out, trial)
     return (_time_after_device(trial) - began) / (rows.shape[0] * length)
-
-
-def most_training_tokens(trial: TrialConfig) -> int:
-    """Return the maximum number of tokens that a trial trains on: sequences of a task may be
-    shorter than its longest."""
-    return trial.steps * trial.batch * max_row_tokens(trial)
-
-
-def dry_run(
-    trials: Sequence[TrialConfig], splits: TextSplits | None, workers: int, local_workers: int
-) -> Report:
-    """Return the report of a run that is not started: trials, tokens and time, with a row for each
-    encoding and task.
-
-    workers, local_workers: trials at a time, and those of them on this machine. Times are from
-    steps measured now, in as many processes like those of the trials. Nothing is left on disk.
-    """
-    with tempfile.TemporaryDirectory(prefix="posenc-") as scratch:
-        folder = Path(scratch)
-        if splits is not None:
-            splits.write(folder)
-        measured = measure_kinds(trials, folder, local_workers)
-    seconds = {kind: of_kind.seconds for kind, of_kind in measured.items()}
-    kinds: dict[str, list[TrialConfig]] = {}
-    for trial in trials:
-        kinds.setdefault(kind_of_trial(trial), []).append(trial)
-    rows = []
-    for kind, alike in kinds.items():
-        tokens = sum(map(most_training_tokens, alike))
-        time_in_words = readable_duration(seconds[kind]) if kind in seconds else "not measured"
-        rows.append([kind, len(alike), alike[0].steps, tokens, time_in_words])
-    header = ("trials of", "trials", "steps", "tokens", "time of one")
-    table = Table(header, rows, "What would run", name="trials")
-    total = None
-    if seconds.keys() == kinds.keys():
-        seconds_of_all = sum(seconds[kind_of_trial(trial)] for trial in trials)
-        # No number of workers makes a trial faster.
-        total = max(seconds_of_all / workers, *seconds.values())
-    return Report(
-        "What would run",
-        _sentence(trials, total, workers),
-        {"seconds": total, "seconds_of_one": seconds},
-        [Section("", [table])],
-    )
-
-
-def _sentence(trials: Sequence[TrialConfig], seconds: float | None, workers: int) -> str:
-    """Return how many trials and tokens would run, and how long; `seconds`: None if unknown."""
-    counts_in_words = (
-        f"{len(trials)} {'trial' if len(trials) == 1 else 'trials'}, "
-        f"{sum(map(most_training_tokens, trials)):,} tokens"
-    )
-    if seconds is None:
-        return f"{counts_in_words}; their steps cannot be measured here. Nothing was trained."
-    device = trials[0].device
-    where = f"{workers} {'worker' if workers == 1 else 'workers'}"
-    free = "if the cores are free" if device == "cpu" else f"on {device}"
-    return (
-        f"{counts_in_words}, about {readable_duration(seconds)} on {where} {free}, from steps "
-        "measured now. Nothing was trained."
-    )

@@ -66,6 +66,7 @@ def test_a_machine_that_only_starts_trials_loads_no_torch(tmp_path):
     code = (
         "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))\n"
         "import posenc.compare.engines.ray_cluster, posenc.compare.engines.slurm\n"
+        "import posenc.compare.trial.process, posenc.compare.plan.time_estimate\n"
         "from posenc.compare.engines.remote import machine_facts; machine_facts()\n"
         "sys.exit('torch' in sys.modules)"
     )

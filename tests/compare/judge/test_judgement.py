@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from posenc.compare.judge import judgement
+from posenc.compare.judge.context_use import ContextUse
 from posenc.compare.judge.judgement import (
     LEADS,
     TIED,
@@ -28,6 +30,7 @@ from posenc.compare.judge.sentences import _sentence_on_breaking
 from posenc.compare.reports import published_trials
 from posenc.compare.results import Study
 from posenc.compare.rows import rows_of
+from posenc.statistics.seed_intervals import Gap
 from posenc.tasks.registry import TEXT
 from tests.compare.judge.test_context_use import rows_with, scores_of_model
 
@@ -174,6 +177,24 @@ def test_an_encoding_breaks_where_far_context_costs_more_than_a_tenth_of_a_bit()
         worse.append((*scores[:-1], broken))
     assert _broken_encodings({"t5": good}) == {}
     assert _broken_encodings({"rope": rows_with(worse)}) == {"rope": pytest.approx(1.5)}
+
+
+@pytest.mark.parametrize(
+    ("costs", "half_width", "breaks"),
+    [
+        (1.5, 0.1, True),
+        (0.09, 0.01, False),
+        (1.5, 1.6, False),
+        (1.5, math.inf, False),
+        (1.5, math.nan, False),
+        (math.nan, 0.1, False),
+    ],
+)
+def test_nothing_breaks_within_its_interval_or_without_one(monkeypatch, costs, half_width, breaks):
+    use = ContextUse(0, None, 128, 1024, Gap(-costs, half_width))
+    monkeypatch.setattr(judgement, "context_use", lambda rows: use)
+    rows = rows_with([scores_of_model(64, 1)])
+    assert bool(_broken_encodings({"rope": rows})) == breaks
 
 
 PLACES_IN_WORDS = ("128 bytes", "the last 128 of 1,024 bytes")

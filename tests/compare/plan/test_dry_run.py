@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from posenc import compare
-from posenc.compare.plan import time_estimate as module
+from posenc.compare.plan import dry_run as module
+from posenc.compare.plan.dry_run import dry_run, most_training_tokens
 from posenc.compare.plan.learning_rate_search import rate_trials
-from posenc.compare.plan.time_estimate import MeasuredKind, dry_run, most_training_tokens
+from posenc.compare.plan.time_estimate import MeasuredKind
 from tests.compare.judge.test_summary import TRIAL
 from tests.texts import prose
 
