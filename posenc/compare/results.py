@@ -406,15 +406,22 @@ class Study(Record):
         if not self.trials:
             raise ValueError("it has no trials.")
         self._check_recipes()
-        for seconds in self.step_seconds.values():
-            if not seconds or not all(0 < each < math.inf for each in seconds):
-                raise ValueError("the seconds of a training step must be positive.")
+        self._check_step_seconds()
         _check_unique("trial", [(t.task, t.encoding, t.seed) for t in self.trials])
         _check_unique("result", [result.config for result in self.results])
         planned = set(self.trials)
         if other := next((r.config for r in self.results if r.config not in planned), None):
             raise ValueError(f"it has a result of {other.folder}, which is none of its trials.")
         self._check_names()
+
+    def _check_step_seconds(self) -> None:
+        """Raise ValueError unless all encodings took equally many steps in turns, in seconds above
+        0."""
+        for seconds in self.step_seconds.values():
+            if not seconds or not all(0 < each < math.inf for each in seconds):
+                raise ValueError("the seconds of a training step must be positive.")
+        if len({len(seconds) for seconds in self.step_seconds.values()}) > 1:
+            raise ValueError("its encodings have different numbers of steps taken in turns.")
 
     def _check_recipes(self) -> None:
         """Raise ValueError unless the trials of a task differ in encoding and seed only; where

@@ -101,11 +101,6 @@ class CostRatio(NamedTuple):
     lowest: float
     highest: float
 
-    @property
-    def is_certain(self) -> bool:
-        """Return True if one of the two is slower for certain: 1 is outside the range."""
-        return not self.lowest <= 1 <= self.highest
-
 
 @dataclass(frozen=True)
 class EqualTime:
