@@ -1,1 +1,1 @@
-"""Checks of posenc.keras for one backend; tests/test_keras.py runs them under each."""
+"""Checks of posenc.keras for one backend; tests/keras/test_keras.py runs them under each."""

@@ -6,6 +6,8 @@ import itertools
 import pytest
 import torch
 
+from posenc.compare.defaults import TUNE_BATCH
+from posenc.compare.options import Options
 from posenc.compare.trial import readings, train
 from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.compare.trial.run_trial import run_trial
@@ -50,6 +52,21 @@ def test_a_tuning_that_was_interrupted_gives_the_same_scores(tmp_path, monkeypat
     monkeypatch.setattr(tuning, "_take_optimizer_step", take_step)
     resumed, _ = readings.tune_and_read(model, TEXT, TEXT, TUNED, tmp_path / "halves")
     assert resumed == whole
+
+
+def test_a_step_of_the_tuning_has_as_many_windows_as_is_announced(tmp_path, monkeypatch):
+    recipes = []
+    tune = readings.tune
+
+    def record_recipe(model, windows, train_length, recipe, *arguments, **named):
+        recipes.append((recipe.batch, recipe.steps, len(windows.tokens)))
+        return tune(model, windows, train_length, recipe, *arguments, **named)
+
+    monkeypatch.setattr(readings, "tune", record_recipe)
+    readings.tune_and_read(trained_a_little(TUNED), TEXT, TEXT, TUNED, tmp_path)
+    assert recipes == [(TUNE_BATCH, 12, 12 * TUNE_BATCH)]
+    (option,) = Options.__annotations__["tune_steps"].__metadata__
+    assert "two windows a step" in option.help and TUNE_BATCH == 2
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What the rotary modules of the installed transformers have for families that changed between its
 versions: python -m tests.doctor.oracles.printed, one JSON row a line, kept in
-tests/runtimes/known/releases.json."""
+tests/runtimes/known/versions.json."""
 
 import json
 

@@ -312,3 +312,10 @@ def test_what_does_not_fit_in_memory_is_refused_before_anything_is_made(name, mo
     code, out, err = call("inspect", "encoding", name, "--heads", 512, "--head-dim", head_dim)
     assert code == 2 and not out and "1.0 GiB" in err and "fewer --heads" in err, err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("positions", "farthest"), [(100, 98), (200_000, 2**16)])
+def test_no_distance_is_beyond_the_last_position_or_the_farthest_one(positions, farthest):
+    encoding = create("learned", ModelShape(4, 1, train_length=positions))
+    assert encoding.claims.max_positions == positions
+    assert scores._tested_distances(encoding)[-1] == farthest
