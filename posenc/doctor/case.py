@@ -13,6 +13,7 @@ from posenc.runtimes.computed_positions import (
     RefusedError,
 )
 from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, BadConfigError, Model, model_of
+from posenc.runtimes.disagreement import Aspect, Tolerance, differences
 from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.files.source import Source
 from posenc.runtimes.known import RELEASES, RUNTIMES, emulate
@@ -22,7 +23,6 @@ from posenc.runtimes.known.registry import unrecorded_version
 from posenc.runtimes.known.releases import is_recorded
 from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of, require_known_family
 from posenc.runtimes.position_record import PositionRecord, record_of, record_of_meaning
-from posenc.runtimes.writers.disagreement import Aspect, Tolerance, differences
 
 ALL = tuple(RUNTIMES)
 TOLERANCE = Tolerance(of_frequencies=1e-5, of_multipliers=5e-4)

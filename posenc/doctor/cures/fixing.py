@@ -12,6 +12,7 @@ from posenc.files.folders import new_folder
 from posenc.files.sealed_json import strict_json
 from posenc.runtimes.computed_positions import LayerRotation
 from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, Model, language_model_key
+from posenc.runtimes.disagreement import differences_of_rotation
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.source import Source, load
 from posenc.runtimes.files.spelling import (
@@ -28,7 +29,6 @@ from posenc.runtimes.position_record import record_of
 from posenc.runtimes.writers import gguf_edit
 from posenc.runtimes.writers.both_dialects import KEYS_WRITTEN_ANEW
 from posenc.runtimes.writers.copies import config_changes, copy_files, write_config
-from posenc.runtimes.writers.disagreement import differences_of_rotation
 from posenc.runtimes.writers.recipes import (
     KEYS_BEYOND_FREQUENCIES,
     Recipe,

@@ -20,12 +20,12 @@ from posenc.files.sealed_json import parse_bounded_json, strict_json
 from posenc.hf.checkpoint.files import INDEX, tokenizer_files, weight_files
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.runtimes.config_model import TRAINED_KEY, model_of
+from posenc.runtimes.disagreement import reasons_for_disagreement
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.model_folder import path_inside
 from posenc.runtimes.known import RUNTIMES
 from posenc.runtimes.meaning import Meaning, meaning_of
 from posenc.runtimes.writers.copies import config_changes
-from posenc.runtimes.writers.disagreement import reasons_for_disagreement
 from posenc.runtimes.writers.recipes import (
     Recipe,
     best_recipe,

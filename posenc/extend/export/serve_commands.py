@@ -14,12 +14,12 @@ from typing import Any
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import LayerRotation, RefusedError
 from posenc.runtimes.config_model import model_of
+from posenc.runtimes.disagreement import reasons_for_disagreement
 from posenc.runtimes.known import RUNTIMES, emulate
 from posenc.runtimes.known.llama_cpp_converter import converted_metadata
 from posenc.runtimes.meaning import Meaning
 from posenc.runtimes.writers import gguf_edit
 from posenc.runtimes.writers.both_dialects import KEYS_WRITTEN_ANEW
-from posenc.runtimes.writers.disagreement import reasons_for_disagreement
 from posenc.runtimes.writers.overrides import override_options
 from posenc.runtimes.writers.recipes import Recipe, what_changes_with_length
 

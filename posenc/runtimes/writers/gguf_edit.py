@@ -16,6 +16,7 @@ from posenc.runtimes.computed_positions import (
     LayerRotation,
     RefusedError,
 )
+from posenc.runtimes.disagreement import disagreement
 from posenc.runtimes.files.gguf_header import (
     F32,
     FLOAT32,
@@ -27,7 +28,6 @@ from posenc.runtimes.files.gguf_header import (
 )
 from posenc.runtimes.files.gguf_metadata import FACTORS, KEYS, OLD_KEYS, Metadata, read_metadata
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
-from posenc.runtimes.writers.disagreement import disagreement
 
 SCALING_KEYS = tuple(
     "scaling_type scaling_factor original_length beta_fast beta_slow yarn_attn_factor "

@@ -24,12 +24,12 @@ from posenc.runtimes.config_model import (
     language_model_key_after_loading,
     model_of,
 )
+from posenc.runtimes.disagreement import disagreement
 from posenc.runtimes.families import SERVERS
 from posenc.runtimes.files.spelling import COMMON
 from posenc.runtimes.known import RUNTIMES, transformers5, vllm
 from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of
 from posenc.runtimes.writers import both_dialects
-from posenc.runtimes.writers.disagreement import disagreement
 from posenc.runtimes.writers.recipes import candidate_settings, max_positions_to_write
 
 OPTIONS_OF_SERVER = {

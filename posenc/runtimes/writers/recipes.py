@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import LayerRotation
+from posenc.runtimes.disagreement import reasons_for_disagreement
 from posenc.runtimes.known import AS_READ, RUNTIMES, emulate
 from posenc.runtimes.known.transformers5_rope_dicts import PHI3
 from posenc.runtimes.meaning import Meaning, meaning_of
 from posenc.runtimes.writers import both_dialects
-from posenc.runtimes.writers.disagreement import reasons_for_disagreement
 
 TEMPERATURES = ("attention_factor", "mscale", "mscale_all_dim")
 KEYS_BEYOND_FREQUENCIES = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")

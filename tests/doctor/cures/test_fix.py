@@ -5,10 +5,10 @@ import json
 import pytest
 
 from posenc.doctor.command import Options
+from posenc.runtimes.disagreement import disagreement, reasons_for_disagreement
 from posenc.runtimes.files.source import load
 from posenc.runtimes.known import RUNTIMES, emulate
 from posenc.runtimes.meaning import meaning_of
-from posenc.runtimes.writers.disagreement import disagreement, reasons_for_disagreement
 from tests.doctor.judging import fix, judge, run
 from tests.doctor.threads import BASE, EIGHT, ORIGINAL, SHORT
 from tests.runtimes.golden_cases import FOLDER, config

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from posenc.doctor.command import Options
+from posenc.runtimes.disagreement import reasons_for_disagreement
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.known import emulate
 from posenc.runtimes.meaning import meaning_of
-from posenc.runtimes.writers.disagreement import reasons_for_disagreement
 from tests.doctor.judging import run
 from tests.doctor.oracles.run import logits
 

@@ -7,10 +7,10 @@ import shlex
 import pytest
 
 from posenc.doctor.cures.preferred import with_preferred
+from posenc.runtimes.disagreement import disagreement
 from posenc.runtimes.families import all_families
 from posenc.runtimes.known import emulate
 from posenc.runtimes.meaning import UnknownFamilyError, meaning_of
-from posenc.runtimes.writers.disagreement import disagreement
 from posenc.runtimes.writers.overrides import config_after_override, override_options
 
 WHOLES = sorted(name for name, facts in all_families().items() if "text" in facts)

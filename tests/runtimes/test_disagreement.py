@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
-from posenc.runtimes.writers.disagreement import disagreement
+from posenc.runtimes.disagreement import disagreement
 
 MEANT = ComputedPositions(
     layers={"all": LayerRotation((1.0, 0.01))}, softmax_scale=0.5, without_rotation=(1, 3)
