@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posenc.doctor.case import Case
+from posenc.doctor.misreadings import Case
 from posenc.doctor.rule import COMMAND, SEVERITIES, Finding, Rule
 from posenc.report.report import Block, Code, Items, Labelled, Report, Section, Table
 from posenc.runtimes.ask import Asked

@@ -6,7 +6,7 @@ from functools import cached_property
 from importlib import resources
 from typing import Literal
 
-from posenc.doctor.case import ALL, Case
+from posenc.doctor.misreadings import ALL, Case
 from posenc.report.report import join_names
 
 Severity = Literal["E", "W", "I"]

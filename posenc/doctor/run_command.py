@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from posenc.command_line.errors import describe_os_error
 from posenc.command_line.options import check_choice
 from posenc.doctor import choose_interpreters, compare_files
-from posenc.doctor.case import Case
 from posenc.doctor.command import Options
+from posenc.doctor.misreadings import Case
 from posenc.doctor.option_checks import actions_asked_for, check_options, ignored_codes
 from posenc.doctor.report import (
     Judgement,

@@ -50,7 +50,7 @@ def page_data_of(path: Path) -> dict[str, Any]:
 
     Raises: ValueError for a file that is no config; OSError if it cannot be read.
     """
-    from posenc.doctor.case import Case
+    from posenc.doctor.misreadings import Case
     from posenc.doctor.rules import findings
     from posenc.runtimes.files.source import load
     from posenc.runtimes.meaning import UnknownFamilyError

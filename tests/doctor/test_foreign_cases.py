@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.doctor.case import Case
+from posenc.doctor.misreadings import Case
 from posenc.runtimes.files.source import NoRotationError, load
 
 FOLDER = Path(__file__).parents[2].parent / "shared/dialects/cases"

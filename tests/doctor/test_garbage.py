@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from posenc.doctor.case import Case
 from posenc.doctor.command import Options
+from posenc.doctor.misreadings import Case
 from posenc.doctor.report import Judgement, report_of
 from posenc.doctor.rules import findings
 from posenc.doctor.run_command import _first_finding_to_correct_by_hand

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from posenc.doctor.case import Case
 from posenc.doctor.command import Options
+from posenc.doctor.misreadings import Case
 from posenc.doctor.rules import findings
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation

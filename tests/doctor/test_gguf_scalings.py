@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from posenc.doctor.case import Case
 from posenc.doctor.command import Options
+from posenc.doctor.misreadings import Case
 from posenc.doctor.rules import findings
 from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.files.source import NoRotationError, load

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from posenc.doctor.case import Case
 from posenc.doctor.command import Options
+from posenc.doctor.misreadings import Case
 from posenc.doctor.rules import RULES, findings
 from posenc.runtimes.config_model import language_model_key, model_of
 from posenc.runtimes.files.gguf_metadata import Metadata

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.doctor.case import Case
+from posenc.doctor.misreadings import Case
 from posenc.doctor.rules import CATCH_ALL, RULES, findings
 from posenc.runtimes.files.json_object import in_json_words
 from posenc.runtimes.files.source import Source

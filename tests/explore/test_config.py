@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from posenc.doctor.case import Case
+from posenc.doctor.misreadings import Case
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rope_dicts import OLD_READERS
 from posenc.runtimes.files.source import Source, as_transformers

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from posenc.doctor.case import differing_aspects
+from posenc.doctor.misreadings import differing_aspects
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
 
 AskAboutCopy = Callable[[Mapping[str, Any]], Mapping[str, ComputedPositions]]

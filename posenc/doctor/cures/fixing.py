@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from posenc.doctor.case import TOLERANCE
 from posenc.doctor.cures.check_copy import AskAboutCopy, runtimes_that_answered
+from posenc.doctor.misreadings import TOLERANCE
 from posenc.files.folders import new_folder
 from posenc.files.sealed_json import strict_json
 from posenc.runtimes.computed_positions import LayerRotation

@@ -1,6 +1,6 @@
 """The rules from PD001 on, one kind of mistake per file."""
 
-from posenc.doctor.case import Case
+from posenc.doctor.misreadings import Case
 from posenc.doctor.rule import TABLE, Finding, Rule
 from posenc.doctor.rules import (  # noqa: F401 - importing a file fills the table
     attention,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from posenc.doctor.case import ALL, Case
+from posenc.doctor.misreadings import ALL, Case
 from posenc.doctor.rule import Hit, rule
 from posenc.runtimes.files.json_object import in_json_words
 

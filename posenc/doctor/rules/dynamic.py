@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from posenc.doctor.case import Case
+from posenc.doctor.misreadings import Case
 from posenc.doctor.rule import Hit, join_runtimes, rule
 from posenc.runtimes.files.json_object import in_json_words
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from posenc.doctor.case import ALL, Case
+from posenc.doctor.misreadings import ALL, Case
 from posenc.doctor.rule import Hit, contradiction_hit, rule
 from posenc.report.report import join_names
 from posenc.runtimes.families import letters_and_digits

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from posenc.doctor.case import Case
+from posenc.doctor.misreadings import Case
 from posenc.doctor.rule import COMMAND, Hit, rule
 from posenc.frequencies import float64_formulas
 from posenc.report.report import join_names

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.doctor.case import ALL, Case
+from posenc.doctor.misreadings import ALL, Case
 from posenc.doctor.rule import Hit, contradiction_hit, rule
 from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from posenc.doctor.case import Case
+from posenc.doctor.misreadings import Case
 from posenc.doctor.rule import Hit, contradiction_hit, rule
 from posenc.report.report import join_names
 from posenc.runtimes.config_model import (

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from posenc.doctor.case import ALL, Case
+from posenc.doctor.misreadings import ALL, Case
 from posenc.doctor.rule import COMMAND, Hit, rule
 from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, language_model_key_after_loading
 from posenc.runtimes.families import SERVERS

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from posenc.doctor.case import ALL, Case, rope_type_of
+from posenc.doctor.misreadings import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, rule
 from posenc.doctor.rules.unread_keys import KEYS_OF_SCALINGS, KEYS_OF_TOWERS
 from posenc.runtimes.config_model import (

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from posenc.doctor.case import ALL, Case
+from posenc.doctor.misreadings import ALL, Case
 from posenc.doctor.rule import Hit, join_runtimes, rule
 from posenc.runtimes.families import (
     CHOOSE_BY_CLASS,

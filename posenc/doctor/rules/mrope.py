@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from posenc.doctor.case import ALL, Case, rope_type_of
+from posenc.doctor.misreadings import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, rule
 from posenc.runtimes.known.vllm import MROPE_POSITIONS, MROPE_POSITIONS_OF_TOKENS
 

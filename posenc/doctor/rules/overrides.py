@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.doctor.case import Case
+from posenc.doctor.misreadings import Case
 from posenc.doctor.rule import Hit, rule
 from posenc.report.report import join_names
 from posenc.runtimes.config_model import (

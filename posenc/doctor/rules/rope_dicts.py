@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from posenc.doctor.case import ALL, Case, rope_type_of
+from posenc.doctor.misreadings import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, contradiction_hit, join_runtimes, rule
 from posenc.report.report import join_names
 from posenc.runtimes.files.json_object import in_json_words

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from posenc.doctor.case import ALL, Case, rope_type_of
+from posenc.doctor.misreadings import ALL, Case, rope_type_of
 from posenc.doctor.rule import Hit, join_runtimes, rule
 from posenc.report.report import join_names
 from posenc.runtimes.files.json_object import in_json_words

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from posenc.doctor.case import TOLERANCE, Case
+from posenc.doctor.misreadings import TOLERANCE, Case
 from posenc.doctor.rule import TABLE, Finding, Hit, rule
 from posenc.frequencies import float64_formulas
 from posenc.report.report import join_names

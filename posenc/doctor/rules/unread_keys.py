@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from posenc.doctor.case import Case, rope_type_of
+from posenc.doctor.misreadings import Case, rope_type_of
 from posenc.doctor.rule import Hit, contradiction_hit, rule
 from posenc.doctor.rules.foreign_names import NAME_OF_BASE, names_of_base_and_share
 from posenc.runtimes.config_model import (

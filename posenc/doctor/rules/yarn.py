@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from posenc.doctor.case import ALL, Case
+from posenc.doctor.misreadings import ALL, Case
 from posenc.doctor.rule import Hit, join_runtimes, rule
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.files.json_object import in_json_words

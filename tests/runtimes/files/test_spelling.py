@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from posenc.doctor.case import Case
+from posenc.doctor.misreadings import Case
 from posenc.doctor.rules import findings
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.files.source import load

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from posenc.doctor.case import Case
 from posenc.doctor.command import Options
+from posenc.doctor.misreadings import Case
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.files.source import load
 from posenc.runtimes.known import RUNTIMES

@@ -1,4 +1,4 @@
-"""The data that rules judge: a file, its meaning, and what each runtime computes from it."""
+"""What each runtime misreads of a file: the file, what it means, and what each computes from it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
