@@ -1,4 +1,4 @@
-"""Compare what runtimes compute with what is meant: one walk, for words and for aspects."""
+"""Compare what runtimes compute with what is meant: one walk, whoever words what it finds."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
@@ -25,10 +25,20 @@ EXACT = Tolerance(1e-6, 1e-6)
 
 
 class Difference(NamedTuple):
-    """In what a runtime's result differs from the one meant, and how, in words."""
+    """In what a runtime's result differs from the one meant, and the two values.
+
+    computed, meant: for "pairs" their number; for "frequencies" the radians per position of the
+    first pair that differs; for "multiplier" and "scale" the number, None if it is not known; for
+    "layers" the indices of the layers that do not rotate, or, where the runtime rotates no layer of
+    a kind, None and the rotation meant. kind: of the layers, "all" for all. pair: index of the
+    pair, for "frequencies".
+    """
 
     aspect: Aspect
-    words: str
+    computed: Any
+    meant: Any
+    kind: str = "all"
+    pair: int = 0
 
 
 def reasons_for_disagreement(
@@ -62,8 +72,39 @@ def disagreement(computed: ComputedPositions, meant: ComputedPositions, folded: 
     if computed.error is not None:
         return f"refuses: {computed.error}"
     for difference in differences(computed, meant, EXACT, folded):
-        return difference.words
+        return _in_words(difference)
     return ""
+
+
+def _in_words(difference: Difference) -> str:
+    """Return what a runtime computes and what is meant, for somebody who reads a recipe."""
+    aspect, computed, meant, kind, pair = difference
+    where = "" if kind == "all" else f"{kind}: "
+    match aspect:
+        case "pairs":
+            return f"{where}rotates {computed} pairs, {meant} are meant"
+        case "frequencies":
+            return (
+                f"{where}pair {pair} rotates by {computed:.7g} radians per position, {meant:.7g} "
+                "is meant"
+            )
+        case "multiplier":
+            return f"{where}the multiplier is {computed:.7g}, {meant:.7g} is meant"
+        case "layers" if computed is None:
+            return f"has no rotation for {kind}"
+        case "layers":
+            return _layers_in_words(set(computed), set(meant))
+    if computed is None or meant is None:
+        return "the softmax scale is not known"
+    return f"the softmax scale is {computed}, {meant} is meant"
+
+
+def _layers_in_words(unrotated: set[int], meant_unrotated: set[int]) -> str:
+    """Return which layers rest that are meant to rotate, or, without such, which rotate that are
+    meant to rest."""
+    if unrotated_too_many := sorted(unrotated - meant_unrotated):
+        return f"the layers {unrotated_too_many} do not rotate, and are meant to"
+    return f"the layers {sorted(meant_unrotated - unrotated)} rotate, and are not meant to"
 
 
 def differences(
@@ -80,25 +121,18 @@ def differences(
     for kind, layer in meant.layers.items():
         same_kind = computed.rotations_of_kind(kind)
         if not same_kind:
-            yield Difference("layers", f"has no rotation for {kind}")
-        where = "" if kind == "all" else f"{kind}: "
+            yield Difference("layers", None, layer, kind)
         for other in same_kind:
-            for aspect, words in differences_of_rotation(other, layer, tolerance, folded):
-                yield Difference(aspect, f"{where}{words}")
-    unrotated = set(computed.without_rotation)
-    meant_unrotated = set(meant.without_rotation)
-    if unrotated_too_many := sorted(unrotated - meant_unrotated):
-        yield Difference(
-            "layers", f"the layers {unrotated_too_many} do not rotate, and are meant to"
-        )
-    if rotated_too_many := sorted(meant_unrotated - unrotated):
-        yield Difference("layers", f"the layers {rotated_too_many} rotate, and are not meant to")
+            for difference in differences_of_rotation(other, layer, tolerance, folded):
+                yield difference._replace(kind=kind)
+    if set(computed.without_rotation) != set(meant.without_rotation):
+        yield Difference("layers", computed.without_rotation, meant.without_rotation)
     scale = computed.softmax_scale
     meant_scale = meant.softmax_scale
     if scale is None or meant_scale is None:
-        yield Difference("scale", "the softmax scale is not known")
+        yield Difference("scale", scale, meant_scale)
     elif not abs(scale - meant_scale) <= tolerance.of_multipliers * meant_scale:
-        yield Difference("scale", f"the softmax scale is {scale}, {meant_scale} is meant")
+        yield Difference("scale", scale, meant_scale)
 
 
 def differences_of_rotation(
@@ -110,17 +144,13 @@ def differences_of_rotation(
     folded: as of `disagreement`.
     """
     if len(layer.inv_freq) != len(meant.inv_freq):
-        words = f"rotates {len(layer.inv_freq)} pairs, {len(meant.inv_freq)} are meant"
-        yield Difference("pairs", words)
+        yield Difference("pairs", len(layer.inv_freq), len(meant.inv_freq))
     else:
         yield from _difference_of_frequencies(layer, meant, tolerance)
-    wanted_multiplier = meant.multiplier / folded
-    if (
-        not abs(layer.multiplier - wanted_multiplier)
-        <= tolerance.of_multipliers * wanted_multiplier
-    ):
-        words = f"the multiplier is {layer.multiplier:.7g}, {wanted_multiplier:.7g} is meant"
-        yield Difference("multiplier", words)
+    multiplier = layer.multiplier
+    meant_multiplier = meant.multiplier / folded
+    if not abs(multiplier - meant_multiplier) <= tolerance.of_multipliers * meant_multiplier:
+        yield Difference("multiplier", multiplier, meant_multiplier)
 
 
 def _difference_of_frequencies(
@@ -130,9 +160,5 @@ def _difference_of_frequencies(
     frequencies = zip(layer.inv_freq, meant.inv_freq, strict=True)
     for i, (frequency, meant_frequency) in enumerate(frequencies):
         if not abs(frequency - meant_frequency) <= tolerance.of_frequencies * abs(meant_frequency):
-            words = (
-                f"pair {i} rotates by {frequency:.7g} radians per position, {meant_frequency:.7g} "
-                "is meant"
-            )
-            yield Difference("frequencies", words)
+            yield Difference("frequencies", frequency, meant_frequency, pair=i)
             return

@@ -8,9 +8,8 @@ from posenc.doctor.rule import TABLE, Finding, Hit, rule
 from posenc.frequencies import float64_formulas
 from posenc.report.report import join_names
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
-from posenc.runtimes.config_model import (
-    language_model_key,
-)
+from posenc.runtimes.config_model import language_model_key
+from posenc.runtimes.disagreement import Difference, differences
 
 ROPE_DICTS = ("rope_scaling", "rope_parameters")
 KEYS_OF = {
@@ -125,8 +124,11 @@ def _scaling_left_out(case: Case, computed: ComputedPositions) -> str:
     base alone, of which the file means a scaling. Empty where it computes something else."""
     assert case.meaning is not None
     for kind, p in case.meaning.parameters.items():
-        rotation = _first_rotation_of_kind(kind, computed)
-        if p["rope_type"] == "default" or rotation is None or rotation.multiplier != 1:
+        same_kind = computed.rotations_of_kind(kind)
+        if p["rope_type"] == "default" or not same_kind:
+            continue
+        rotation = same_kind[0]
+        if rotation.multiplier != 1:
             continue
         channels = 2 * len(rotation.inv_freq)
         if _nearly_equal(
@@ -150,53 +152,32 @@ def _first_difference_in_words(case: Case, computed: ComputedPositions) -> tuple
     """Return the first aspect in which a result differs from the meaning, and the rest of a
     sentence whose subject is the runtime: what it does, and as what the file was read."""
     assert case.meaning is not None
-    meant = case.meaning.computed
-    for kind, meant_layer in meant.layers.items():
-        layer = _first_rotation_of_kind(kind, computed)
-        where = "" if kind == "all" else f" in {kind}"
-        if layer is None:
-            return "layers", f"rotates nothing{where}; this file was read as rotating there"
-        in_layer = _first_rotation_difference_in_words(layer, meant_layer, where)
-        if in_layer is not None:
-            return in_layer
-    if set(computed.without_rotation) != set(meant.without_rotation):
-        return "layers", (
-            f"does not rotate the layers {list(computed.without_rotation)}; this file was read as "
-            f"{list(meant.without_rotation)}"
-        )
-    ours = computed.softmax_scale
-    theirs = meant.softmax_scale
-    return "scale", f"multiplies q.k by {ours:.6g}; this file was read as {theirs:.6g}"
+    difference = next(differences(computed, case.meaning.computed, TOLERANCE))
+    return difference.aspect, _in_words(difference)
 
 
-def _first_rotation_of_kind(kind: str, computed: ComputedPositions) -> LayerRotation | None:
-    """Return the rotation of a kind of layer; the first one where a runtime has split the kind into
-    several rotations, None where it has no such layers."""
-    for name, layer in computed.layers.items():
-        if name.startswith(kind):
-            return layer
-    return None
-
-
-def _first_rotation_difference_in_words(
-    layer: LayerRotation, meant: LayerRotation, where: str
-) -> tuple[str, str] | None:
-    """Return the first aspect in which two rotations differ, and what the runtime does, as what the
-    file was read; None if they agree. where: " in " and the kind of layer; empty for all layers."""
-    if len(layer.inv_freq) != len(meant.inv_freq):
-        return "pairs", (
-            f"rotates {len(layer.inv_freq)} pairs of channels{where}; this file was read as "
-            f"{len(meant.inv_freq)}"
-        )
-    for i, (ours, theirs) in enumerate(zip(layer.inv_freq, meant.inv_freq, strict=True)):
-        if not abs(ours - theirs) <= TOLERANCE.of_frequencies * abs(theirs):
-            return "frequencies", (
-                f"rotates pair {i} by {ours:.6g} radians per position{where}; this file was read "
-                f"as {theirs:.6g}"
-            )
-    if not abs(layer.multiplier - meant.multiplier) <= TOLERANCE.of_multipliers * meant.multiplier:
-        return "multiplier", (
-            f"multiplies cos and sin by {layer.multiplier:.6g}{where}; this file was read as "
-            f"{meant.multiplier:.6g}"
-        )
-    return None
+def _in_words(difference: Difference) -> str:
+    """Return what a runtime does, and as what the file was read, for somebody who reads a
+    finding."""
+    aspect, ours, theirs, kind, pair = difference
+    where = "" if kind == "all" else f" in {kind}"
+    match aspect:
+        case "pairs":
+            does = f"rotates {ours} pairs of channels{where}"
+            read_as = f"{theirs}"
+        case "frequencies":
+            does = f"rotates pair {pair} by {ours:.6g} radians per position{where}"
+            read_as = f"{theirs:.6g}"
+        case "multiplier":
+            does = f"multiplies cos and sin by {ours:.6g}{where}"
+            read_as = f"{theirs:.6g}"
+        case "layers" if ours is None:
+            does = f"rotates nothing{where}"
+            read_as = "rotating there"
+        case "layers":
+            does = f"does not rotate the layers {list(ours)}"
+            read_as = f"{list(theirs)}"
+        case _:
+            does = f"multiplies q.k by {ours:.6g}"
+            read_as = f"{theirs:.6g}"
+    return f"{does}; this file was read as {read_as}"
