@@ -3,8 +3,8 @@
     python experiments/equal_tuning.py FOLDER [RUN ...]
 
 runs the search of posenc/compare/plan/equal_tuning.py as `posenc compare --tune` does, one trial
-after the other on one core, and writes CHOICES, the file that the default comparison takes. It goes
-on where it was stopped, and takes finished trials of the folders RUN. About 40 minutes.
+after the other on one core, and writes CHOICES_FILE, which the default comparison takes. It goes on
+where it was stopped, and takes finished trials of the folders RUN. About 40 minutes.
 """
 
 import sys
@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from posenc.compare.options import Options
-from posenc.compare.plan.equal_tuning import CHOICES, RecordedChoices, Search, recipe_of
+from posenc.compare.plan.equal_tuning import CHOICES_FILE, RecordedChoices, Search, recipe_of
 from posenc.compare.plan.plan import make_plan, with_text
 from posenc.compare.results import TrialResult
 from posenc.compare.reuse import reuse_trials
@@ -59,7 +59,7 @@ def _write_choices(
         f"training, {datetime.now(UTC):%Y-%m-%d}, by experiments/equal_tuning.py"
     )
     recorded = RecordedChoices(recipe_of(recipe), made, checks)
-    CHOICES.write_text(recorded.to_json() + "\n", encoding="utf-8")
+    CHOICES_FILE.write_text(recorded.to_json() + "\n", encoding="utf-8")
 
 
 def _run(trial: TrialConfig, folder: Path) -> None:

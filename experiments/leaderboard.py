@@ -32,9 +32,9 @@ from posenc.compare.options import Options
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.learning_rate_search import rate_trials
 from posenc.compare.plan.plan import make_plan, with_text
-from posenc.compare.reports.leaderboard import PUBLISHED, ROWS
-from posenc.compare.reports.published_trials import Row, read_rows, study_of
-from posenc.compare.reports.report_runs import joined_by_slashes, recipe_of
+from posenc.compare.reports.leaderboard import PUBLISHED_FOLDER, TASKS_FILE
+from posenc.compare.reports.published_trials import PublishedTrial, read_rows, study_of
+from posenc.compare.reports.report_runs import joined_by_slashes, recipe_values_of
 from posenc.compare.results import Study
 from posenc.compare.run_study import STUDY_FILE, run_study
 from posenc.compare.trial.config import RECIPE
@@ -81,7 +81,7 @@ def commit() -> str:
         raise ValueError(f"--commit: git knows none of {ROOT}; say which it is.") from None
 
 
-def lay_out(rows: list[Row], folder: Path) -> int:
+def lay_out(rows: list[PublishedTrial], folder: Path) -> int:
     """Write the results of published trials of today's recipe into `folder`, where a study looks
     for them. Return how many it lacked."""
     rows = [row for row in rows if row.result.config.recipe == RECIPE]
@@ -148,18 +148,19 @@ def check_recipes(given: argparse.Namespace, pieces: list[Options]) -> None:
         rows[file] = [row.result.config for row in read_rows(file)]
     for options in pieces if any(rows.values()) else ():
         plan = with_text(make_plan(options), given.out)
-        (planned,), now = plan.task_trials, {each.text: each.source for each in plan.compared}
+        (planned,) = plan.task_trials
+        now = {each.text: each.posenc_code_hash for each in plan.compared}
         of_task = {f: [c for c in each if c.task == planned.task] for f, each in rows.items()}
         new = f"{planned.task}-2"
         own = f"Give --rows and --out of their own: --rows {new}.jsonl --out runs/{new}"
         tried = rate_trials([planned])
         for file, configs in of_task.items():
-            would = recipe_of(tried if file == rates else [planned])
+            would = recipe_values_of(tried if file == rates else [planned])
             would["lr"] |= {trial.lr for trial in tried if given.search_lr}
             differ = [
                 f"{name} {joined_by_slashes(found)}, and these would have "
                 f"{joined_by_slashes(would[name])}"
-                for name, found in recipe_of(configs).items()
+                for name, found in recipe_values_of(configs).items()
                 if not found <= would[name]
             ]
             differ += [
@@ -187,7 +188,7 @@ def run_pieces(given: argparse.Namespace) -> None:
     """
     names, code = in_a_row() if given.all else given.encodings, given.commit or commit()
     check_file("--rows", given.rows)
-    if own := [each.text for each in read_encodings(names) if each.code]:
+    if own := [each.text for each in read_encodings(names) if each.user_code_hash]:
         raise ValueError(
             f"{own[0]}: the leaderboard has posenc's own encodings only, and this one is of a "
             "file. Compare it with one of them in one posenc compare."
@@ -227,7 +228,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int)
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/leaderboard")
-    parser.add_argument("--rows", type=Path, default=ROOT / PUBLISHED / ROWS)
+    parser.add_argument("--rows", type=Path, default=ROOT / PUBLISHED_FOLDER / TASKS_FILE)
     parser.add_argument("--commit", help="of the code, where this is no clone")
     given = parser.parse_args()
     with refusing(parser):

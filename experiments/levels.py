@@ -21,7 +21,7 @@ from refused import check_file, refusing
 from scipy import stats
 from tables import write_table
 
-from posenc.compare.trial.evaluate import TEST_SEQUENCES
+from posenc.compare.trial.evaluate import NUM_TEST_SEQUENCES
 from posenc.statistics.seed_intervals import studentized_range_quantile
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +49,7 @@ LADDER = (
 ASKED, MOST = 0.06, 0.065
 """Share of studies with a false alarm that a level is chosen for; the most that is taken where no
 level reaches it, which is 1 / 16 of five seeds that are all of one kind by chance."""
-TASKS, RESOLUTION = 3, 1 / TEST_SEQUENCES
+TASKS, RESOLUTION = 3, 1 / NUM_TEST_SEQUENCES
 STUDIES = 20_000
 Shape = tuple[int, int, int]
 World = Callable[[np.random.Generator, Shape], np.ndarray]

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from posenc.compare.reports.published_trials import Row, read_rows
+from posenc.compare.reports.published_trials import PublishedTrial, read_rows
 from posenc.compare.results import Study
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import make_folder
 
 
-def rows_of(study: Study, commit: str) -> list[Row]:
+def rows_of(study: Study, commit: str) -> list[PublishedTrial]:
     """Return a row for every finished trial of a study."""
     return [
-        Row(
+        PublishedTrial(
             result.config.hash,
             commit,
             study.versions,
@@ -28,7 +28,7 @@ def rows_of(study: Study, commit: str) -> list[Row]:
     ]
 
 
-def add_rows(path: Path, new: Iterable[Row]) -> int:
+def add_rows(path: Path, new: Iterable[PublishedTrial]) -> int:
     """Write rows of trials that the file does not have yet, in the order of their names.
 
     Returns: how many were new.

@@ -166,7 +166,9 @@ def main(figures: Path = DOCS / "figures") -> None:
         text = path.read_text(encoding="utf-8")
         path.write_text(with_table(text, table(boards, name)), encoding="utf-8")
     draw(boards, figures)
-    write_atomically(DOCS.parent / leaderboard.PUBLISHED / leaderboard.BOARD, stored(boards))
+    write_atomically(
+        DOCS.parent / leaderboard.PUBLISHED_FOLDER / leaderboard.BOARD_FILE, stored(boards)
+    )
 
 
 def stored(boards: Mapping[str, Study]) -> str:

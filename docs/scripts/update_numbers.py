@@ -35,9 +35,9 @@ from posenc.compare.judge.standing import (
     standing_of_tasks,
 )
 from posenc.compare.judge.summary import has_learned, shown_score
-from posenc.compare.plan.equal_tuning import CHOICES, RecordedChoices
+from posenc.compare.plan.equal_tuning import CHOICES_FILE, RecordedChoices
 from posenc.compare.reports import published_trials
-from posenc.compare.reports.leaderboard import PUBLISHED
+from posenc.compare.reports.leaderboard import PUBLISHED_FOLDER
 from posenc.compare.results import RateCheck, Study, TrialResult
 from posenc.tasks.registry import TASKS, TEXT
 
@@ -259,7 +259,7 @@ def hours(study: str) -> str:
     found = [
         timing.train_seconds + timing.test_seconds
         for file in files
-        if (ROOT / PUBLISHED / file).is_file()
+        if (ROOT / PUBLISHED_FOLDER / file).is_file()
         for row in published_trials.published_rows(file)
         if (timing := row.result.timing) is not None
     ]
@@ -286,7 +286,7 @@ def perplexity(method: str, start: str) -> str:
 
 def _recorded_check(name: str) -> RateCheck:
     """Return what the recorded search tried and chose for an encoding."""
-    recorded = RecordedChoices.from_json(CHOICES.read_text(encoding="utf-8"))
+    recorded = RecordedChoices.from_json(CHOICES_FILE.read_text(encoding="utf-8"))
     (check,) = (check for check in recorded.checks if check.encoding == name)
     return check
 

@@ -18,7 +18,7 @@ from posenc.report.terminal import print_line
 from posenc.tasks.registry import TEXT
 from posenc.tasks.task import Case
 
-EVENTS = "events.jsonl"
+EVENTS_FILE = "events.jsonl"
 """Name of the file of events in a study's folder."""
 LINES_PER_TRIAL = 10
 """Plain lines per trial: chosen."""
@@ -37,7 +37,7 @@ def open_watchers(
     bars_or_lines = LiveBars(console, study.trials, workers) if console.is_terminal else plain_lines
     boards = [TensorBoard(folder / "tensorboard")] if tensorboard else []
     with contextlib.ExitStack() as stack:
-        watchers = (bars_or_lines, EventFile(folder / EVENTS), *boards)
+        watchers = (bars_or_lines, EventFile(folder / EVENTS_FILE), *boards)
         yield [stack.enter_context(watcher) for watcher in watchers]
 
 
@@ -86,8 +86,8 @@ class LiveBars:
 
     def __init__(self, console: Console, trials: Sequence[TrialConfig], workers: int) -> None:
         self.bars = Bars(console)
-        self.steps = dict.fromkeys(trials, 0)
-        self.total = sum(trial.steps for trial in trials)
+        self.step_by_trial = dict.fromkeys(trials, 0)
+        self.total_steps = sum(trial.steps for trial in trials)
         self.workers = workers
         self.paces: dict[TrialConfig, Pace] = {}
         self.seconds_per_step: float | None = None
@@ -102,10 +102,10 @@ class LiveBars:
 
     def step(self, trial: TrialConfig, step: int, loss: float) -> None:
         """Update the bars of the trial and of all trials."""
-        seconds = self.paces.setdefault(trial, Pace(step)).seconds_per_step(step)
-        self.seconds_per_step = seconds or self.seconds_per_step
-        self.steps[trial] = step
-        seconds_left = None if seconds is None else seconds * (trial.steps - step)
+        seconds_per_step = self.paces.setdefault(trial, Pace(step)).seconds_per_step(step)
+        self.seconds_per_step = seconds_per_step or self.seconds_per_step
+        self.step_by_trial[trial] = step
+        seconds_left = None if seconds_per_step is None else seconds_per_step * (trial.steps - step)
         remark = f"loss {loss:.3f} bits/{unit_of_loss(trial)}"
         self.bars.show(describe_trial(trial), step, trial.steps, remark, seconds_left)
         self._show_total()
@@ -121,20 +121,26 @@ class LiveBars:
     def finished(self, trial: TrialConfig, result: TrialResult) -> None:
         """Replace the bar of a trial that has ended by a line with its scores, or why it failed."""
         self.bars.remove(describe_trial(trial))
-        self.steps[trial] = trial.steps
+        self.step_by_trial[trial] = trial.steps
         self.bars.print_line(describe_outcome(trial, result))
         self._show_total()
 
     def _show_total(self) -> None:
         """Update the bar of all trials: steps done, trials ended, and the time left if all workers
         are as fast as the last step that was seen."""
-        steps_done = sum(self.steps.values())
+        num_steps_done = sum(self.step_by_trial.values())
         seconds_left = None
         if self.seconds_per_step is not None:
-            seconds_left = self.seconds_per_step * (self.total - steps_done) / self.workers
-        num_ended = sum(step == trial.steps for trial, step in self.steps.items())
+            seconds_left = (
+                self.seconds_per_step * (self.total_steps - num_steps_done) / self.workers
+            )
+        num_ended = sum(step == trial.steps for trial, step in self.step_by_trial.items())
         self.bars.show(
-            ALL_TRIALS, steps_done, self.total, f"{num_ended} of {len(self.steps)}", seconds_left
+            ALL_TRIALS,
+            num_steps_done,
+            self.total_steps,
+            f"{num_ended} of {len(self.step_by_trial)}",
+            seconds_left,
         )
 
 
@@ -142,10 +148,11 @@ def describe_outcome(trial: TrialConfig, result: TrialResult) -> str:
     """Return a line about a trial that has ended."""
     if result.reason is not None:
         return f"{describe_trial(trial)}: failed: {result.reason}"
-    numbers = [(str(score.length), score.bits_per_byte) for score in result.by_length]
-    numbers += [(str(Case(s.length, s.variant)), s.exact_match) for s in result.by_case]
+    labelled_scores = [(str(score.length), score.bits_per_byte) for score in result.by_length]
+    labelled_scores += [(str(Case(s.length, s.variant)), s.exact_match) for s in result.by_case]
     scores_in_words = ", ".join(
-        f"{at}: {'cannot' if n is None else f'{n:.3f}'}" for at, n in numbers
+        f"{case_label}: {'cannot' if score_value is None else f'{score_value:.3f}'}"
+        for case_label, score_value in labelled_scores
     )
     metric = "bits per byte" if trial.is_on_text else "exact match"
     return f"{describe_trial(trial)}: done; {metric} at {scores_in_words}"

@@ -3,16 +3,16 @@
 A trial trains once and is read in several ways; posenc.compare.rows makes a row of each:
 
     Row = (encoding, reading, seed), reading in scores.READINGS = ("trained", "window", "tuned")
-    Row.loss[L]             LengthScore: mean bits per byte over windows of L
+    Row.score_by_length[L]  LengthScore: mean bits per byte over windows of L
     Row.near                the same where L is train_length
-    Row.far[L]              FarScore, L > train_length: the last train_length tokens of each window
+    Row.far_by_length[L]    FarScore, L > train_length: the last train_length tokens of each window
         .far                their bits per byte with all L tokens of the window
         .far_near           the same tokens, with at most train_length tokens of context
         .windows, .near_windows     both in each window, for intervals over the text
     Row.seconds, .steps_per_second, .parameters, .settings, .curve
 
 A result of posenc 0.1 or earlier has no `far` and no `readings`: its rows are "trained" only, and
-`Row.far` is {}. A length that an encoding cannot run has None, and `cannot` says why.
+`Row.far_by_length` is {}. A length that an encoding cannot run has None, and `cannot` says why.
 
 {"sha256": "9c...",                             of everything below; every record on disk has it
  "format": "posenc study 2",
@@ -49,7 +49,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from posenc.compare.scores import CaseScore, FarScore, LengthScore, PositionScore, Reading
-from posenc.compare.trial.config import ENCODING_LR, MOST, TrialConfig, check_encoding_name
+from posenc.compare.trial.config import ENCODING_LR, MAX_ENTRIES, TrialConfig, check_encoding_name
 from posenc.files.sealed_json import (
     MAX_LETTERS,
     Record,
@@ -95,7 +95,7 @@ class Timing(Record):
         for name in ("tokens_per_second", "train_seconds", "test_seconds", "tuning_seconds"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name):g}.")
-        check_text_length("processor", self.processor, MOST)
+        check_text_length("processor", self.processor, MAX_ENTRIES)
 
 
 @dataclass(frozen=True)
@@ -131,17 +131,17 @@ class TrialResult(Record):
         check_count("parameters", self.parameters)
         check_count("encoding_parameters", self.encoding_parameters)
         for key, value in self.spec.items():
-            check_text_length("spec", key, MOST)
+            check_text_length("spec", key, MAX_ENTRIES)
             check_text_length(f"spec[{key!r}]", value, MAX_LETTERS)
-        check_rising("steps of the training curve", [p.step for p in self.training], MOST)
+        check_rising("steps of the training curve", [p.step for p in self.training], MAX_ENTRIES)
         if self.training and self.training[-1].step > self.config.steps:
             raise ValueError(f"the training curve goes beyond {self.config.steps} steps.")
-        check_rising("lengths of contexts", [s.length for s in self.by_context], MOST)
-        check_rising("lengths of far targets", [s.length for s in self.far], MOST)
+        check_rising("lengths of contexts", [s.length for s in self.by_context], MAX_ENTRIES)
+        check_rising("lengths of far targets", [s.length for s in self.far], MAX_ENTRIES)
         _check_unique("reading", [reading.name for reading in self.readings])
-        check_rising("positions", [p.start for p in self.by_position], MOST)
+        check_rising("positions", [p.start for p in self.by_position], MAX_ENTRIES)
         for before, after in itertools.pairwise(self.by_position):
-            check_rising("positions", [before.stop - 1, after.start], MOST)
+            check_rising("positions", [before.stop - 1, after.start], MAX_ENTRIES)
         self._check_scores()
 
     def _check_scores(self) -> None:
@@ -188,7 +188,7 @@ class CorpusInfo(Record):
         for name in ("num_files", "train_bytes", "valid_bytes", "test_bytes"):
             check_count(name, getattr(self, name))
         for name in ("name", "hash", "split"):
-            check_text_length(name, getattr(self, name), MOST)
+            check_text_length(name, getattr(self, name), MAX_ENTRIES)
         for name in ("byte_entropy", "pair_entropy"):
             bits = getattr(self, name)
             if bits is not None and not 0 <= bits <= 8:
@@ -315,12 +315,12 @@ class RateCheck(Record):
         steps: int = 0,
     ) -> Self:
         """Return the check of a search, whose choice is the lowest finite loss."""
-        known = {i: each.bits for i, each in enumerate(tried) if each.bits is not None}
-        known = {i: bits for i, bits in known.items() if math.isfinite(bits)}
-        if not known:
+        bits_by_index = {i: each.bits for i, each in enumerate(tried) if each.bits is not None}
+        bits_by_index = {i: bits for i, bits in bits_by_index.items() if math.isfinite(bits)}
+        if not bits_by_index:
             return cls(task, encoding, tried, None, None, plain_at, steps=steps)
-        best = min(known, key=known.__getitem__)
-        return cls(task, encoding, tried, tried[best].lr, best, plain_at, steps=steps)
+        best_index = min(bits_by_index, key=bits_by_index.__getitem__)
+        return cls(task, encoding, tried, tried[best_index].lr, best_index, plain_at, steps=steps)
 
     @property
     def best(self) -> RateTried | None:
@@ -426,12 +426,12 @@ class Study(Record):
     def _check_recipes(self) -> None:
         """Raise ValueError unless the trials of a task differ in encoding and seed only; where
         rates were chosen, also in the rate."""
-        recipes: dict[str, TrialConfig] = {}
+        recipe_by_task: dict[str, TrialConfig] = {}
         for trial in self.trials:
-            same = replace(trial, encoding="", seed=0, code="", source="")
+            recipe = replace(trial, encoding="", seed=0, code="", source="")
             if self.rates:
-                same = replace(same, lr=0.0, encoding_lr=0.0)
-            if recipes.setdefault(trial.task, same) != same:
+                recipe = replace(recipe, lr=0.0, encoding_lr=0.0)
+            if recipe_by_task.setdefault(trial.task, recipe) != recipe:
                 raise ValueError(f"its trials on {trial.task} are of different recipes.")
 
     def _check_names(self) -> None:
@@ -440,10 +440,10 @@ class Study(Record):
         for name in names:
             check_encoding_name(name)
         _check_unique("name of an encoding", names)
-        known = {*self.encodings, *self.labels.values()}
-        named = (*self.labels, *self.unchecked, *self.step_seconds)
-        for text in (*named, *(check.encoding for check in self.rates)):
-            if text not in known:
+        known_names = {*self.encodings, *self.labels.values()}
+        named_encodings = (*self.labels, *self.unchecked, *self.step_seconds)
+        for text in (*named_encodings, *(check.encoding for check in self.rates)):
+            if text not in known_names:
                 raise ValueError(f"it names {text[:100]!r}, which is none of its encodings.")
 
     def of_task(self, *tasks: str) -> Self:
@@ -484,8 +484,8 @@ class Study(Record):
     @property
     def missing(self) -> tuple[TrialConfig, ...]:
         """Return planned trials that have no result yet."""
-        known = {r.config for r in self.results}
-        return tuple(t for t in self.trials if t not in known)
+        configs_with_result = {r.config for r in self.results}
+        return tuple(t for t in self.trials if t not in configs_with_result)
 
 
 def _join_lengths(lengths: Sequence[int]) -> str:

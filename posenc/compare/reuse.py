@@ -53,20 +53,20 @@ def reuse_trials(
     Returns: the number of copied results, and the trials whose weights were copied: these need not
     be trained, and are still to be tested.
     """
-    here = folder.resolve()
-    others = [run for run in runs if run.resolve() != here]
+    own_folder = folder.resolve()
+    other_runs = [run for run in runs if run.resolve() != own_folder]
     num_reused = 0
     to_retest: list[TrialConfig] = []
     for trial in trials:
         if is_done(folder, trial):
             continue
-        result = _reusable_result(trial, others)
+        result = _reusable_result(trial, other_runs)
         if result is not None:
             save_result(make_subfolder(folder / trial.folder), result)
             num_reused += 1
             continue
         has_checkpoint = (folder / trial.folder / CHECKPOINT_FILE).exists()
-        if not has_checkpoint and _copy_weights(folder, trial, others):
+        if not has_checkpoint and _copy_weights(folder, trial, other_runs):
             to_retest.append(trial)
     return num_reused, to_retest
 
@@ -92,8 +92,8 @@ def _copy_weights(folder: Path, trial: TrialConfig, runs: Sequence[Path]) -> boo
         for home in sorted(run.glob(f"{trial.name}-*")):
             training = _read_training(home, trial)
             if training is not None:
-                place = "the same folder" if run == folder else home.parent
-                reused_from = f"{place}, tested again here"
+                source_in_words = "the same folder" if run == folder else home.parent
+                reused_from = f"{source_in_words}, tested again here"
                 _write_last_checkpoint(folder, trial, training, reused_from)
                 return True
     return False
@@ -114,8 +114,8 @@ def _read_training(home: Path, trial: TrialConfig) -> _FinishedTraining | None:
         config = TrialResult.from_json(
             read_file_text(home / "result.json", MAX_RESULT_BYTES)
         ).config
-        tests = {name: getattr(trial, name) for name in _TEST_FIELDS}
-        trains_the_same = replace(config, **tests) == trial
+        test_fields = {name: getattr(trial, name) for name in _TEST_FIELDS}
+        trains_the_same = replace(config, **test_fields) == trial
         if home.name != config.folder or not trains_the_same:
             return None
         result = _finished_result(home.parent, config)
@@ -164,8 +164,8 @@ def _finished_result(run: Path, trial: TrialConfig) -> TrialResult | None:
         return None
     if result is None or result.reason is not None:
         return None
-    measured = {score.length for score in result.by_length or result.by_case}
-    return result if measured == set(trial.test_lengths) else None
+    measured_lengths = {score.length for score in result.by_length or result.by_case}
+    return result if measured_lengths == set(trial.test_lengths) else None
 
 
 def _is_small_file(path: Path) -> bool:
@@ -173,9 +173,9 @@ def _is_small_file(path: Path) -> bool:
     return _has_kind(stat.S_ISREG, path) and path.lstat().st_size <= MAX_RESULT_BYTES
 
 
-def _has_kind(kind: Callable[[int], bool], path: Path) -> bool:
+def _has_kind(is_kind: Callable[[int], bool], path: Path) -> bool:
     """Return True if the path itself, not what it links to, is of this kind."""
     try:
-        return kind(path.lstat().st_mode)
+        return is_kind(path.lstat().st_mode)
     except OSError:
         return False

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from posenc.compare.results import FarScore, LengthScore, Study, TrainingPoint, TrialResult
 from posenc.compare.trial.config import TrialConfig
 
-_NAMES = {"trained": "{}", "window": "{} in a window", "tuned": "{} tuned"}
+_NAME_FORMATS = {"trained": "{}", "window": "{} in a window", "tuned": "{} tuned"}
 """The name of a row by its reading, with the encoding's name."""
 
 
@@ -21,8 +21,8 @@ class Row:
 
     encoding: the text of the encoding, or its label in a study `with_labels`.
     reading: one of READINGS.
-    loss: by length, mean bits per byte over the windows of that length.
-    far: by length, beyond the training length only; {} in results from before it was kept.
+    score_by_length: mean bits per byte over the windows of that length.
+    far_by_length: beyond the training length only; {} in results from before it was kept.
     seconds: training on one worker, the tuning included; None if not kept.
     steps_per_second: of the training at the training length; None if not kept.
     settings: every factor used: those of the encoding, "lr" and "encoding_lr".
@@ -32,8 +32,8 @@ class Row:
     encoding: str
     reading: str
     seed: int
-    loss: Mapping[int, LengthScore]
-    far: Mapping[int, FarScore]
+    score_by_length: Mapping[int, LengthScore]
+    far_by_length: Mapping[int, FarScore]
     seconds: float | None
     steps_per_second: float | None
     parameters: int
@@ -55,7 +55,7 @@ class Row:
     @property
     def near(self) -> LengthScore:
         """Return the score at the training length."""
-        return self.loss[self.trial.train_length]
+        return self.score_by_length[self.trial.train_length]
 
 
 def row_name(encoding: str, reading: str) -> str:
@@ -64,7 +64,7 @@ def row_name(encoding: str, reading: str) -> str:
     >>> row_name("rope", "window")
     'rope in a window'
     """
-    return _NAMES[reading].format(encoding)
+    return _NAME_FORMATS[reading].format(encoding)
 
 
 def rows_of(study: Study) -> tuple[Row, ...]:
@@ -83,10 +83,10 @@ def rows_of(study: Study) -> tuple[Row, ...]:
 
 def rows_by_name(study: Study) -> dict[str, list[Row]]:
     """Return the rows of a study by name, those of all seeds together."""
-    by_name: dict[str, list[Row]] = {}
+    rows_of_name: dict[str, list[Row]] = {}
     for row in rows_of(study):
-        by_name.setdefault(row.name, []).append(row)
-    return by_name
+        rows_of_name.setdefault(row.name, []).append(row)
+    return rows_of_name
 
 
 class CostRatio(NamedTuple):
@@ -128,24 +128,24 @@ class EqualTime:
         cheapest = self.cheapest
         return {name: self.ratio(name, cheapest).estimate for name in self.step_seconds}
 
-    def times(self, encoding: str, other: str) -> CostRatio | None:
+    def known_ratio(self, encoding: str, other: str) -> CostRatio | None:
         """Return how many times as long an encoding trains as `other`; None if it is unknown."""
         if encoding not in self.step_seconds or other not in self.step_seconds:
             return None
         return self.ratio(encoding, other)
 
     def ratio(self, encoding: str, other: str) -> CostRatio:
-        """Return the same as `times` for two encodings that were both measured."""
-        ours = self.step_seconds[encoding]
-        theirs = self.step_seconds[other]
+        """Return the same as `known_ratio` for two encodings that were both measured."""
+        own_seconds = self.step_seconds[encoding]
+        other_seconds = self.step_seconds[other]
         if encoding == other:
             return CostRatio(1.0, 1.0, 1.0)
         if self.in_turns:
-            ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+            ratios = [a / b for a, b in zip(own_seconds, other_seconds, strict=True)]
             return CostRatio(median(ratios), min(ratios), max(ratios))
-        lowest = min(ours) / max(theirs)
-        highest = max(ours) / min(theirs)
-        return CostRatio(median(ours) / median(theirs), lowest, highest)
+        lowest = min(own_seconds) / max(other_seconds)
+        highest = max(own_seconds) / min(other_seconds)
+        return CostRatio(median(own_seconds) / median(other_seconds), lowest, highest)
 
     @property
     def cheapest(self) -> str:
@@ -156,18 +156,20 @@ class EqualTime:
         """Return True if an encoding has the lower loss at equal time for certain: with every seed
         of both, at both bounds of both costs, and by more than `margin` bits. Nothing is certain if
         one of the two lacks a seed of the other."""
-        ours = self.loss_ranges.get(encoding, {})
-        theirs = self.loss_ranges.get(other, {})
-        if not ours or ours.keys() != theirs.keys():
+        own_ranges = self.loss_ranges.get(encoding, {})
+        other_ranges = self.loss_ranges.get(other, {})
+        if not own_ranges or own_ranges.keys() != other_ranges.keys():
             return False
         # Even the worst loss of the one, by its bounds, is below the best of the other.
-        return all(ours[seed][1] + margin < theirs[seed][0] for seed in ours)
+        return all(own_ranges[seed][1] + margin < other_ranges[seed][0] for seed in own_ranges)
 
     @property
-    def order(self) -> dict[str, float]:
+    def mean_losses(self) -> dict[str, float]:
         """Return the mean losses of the encodings that have one, lowest first."""
-        means = {name: fmean(seeds.values()) for name, seeds in self.losses.items()}
-        return dict(sorted(means.items(), key=lambda item: item[1]))
+        mean_by_encoding = {
+            name: fmean(loss_by_seed.values()) for name, loss_by_seed in self.losses.items()
+        }
+        return dict(sorted(mean_by_encoding.items(), key=lambda item: item[1]))
 
 
 def at_equal_time(study: Study) -> EqualTime | None:
@@ -176,51 +178,51 @@ def at_equal_time(study: Study) -> EqualTime | None:
     results = [result for result in study.finished if result.config.is_on_text]
     if not results or not all(result.training for result in results):
         return None
-    names = {result.config.encoding for result in results}
-    in_turns = names <= study.step_seconds.keys()
+    encodings = {result.config.encoding for result in results}
+    in_turns = encodings <= study.step_seconds.keys()
     if in_turns:
-        step_seconds = {name: study.step_seconds[name] for name in names}
+        step_seconds = {encoding: study.step_seconds[encoding] for encoding in encodings}
     else:
         step_seconds = _step_seconds_of_trials(results)
     if step_seconds is None:
         return None
     without_losses = EqualTime(step_seconds, in_turns, 0.0, {}, {})
     cheapest = without_losses.cheapest
-    steps = min(result.config.steps for result in results)
+    least_steps = min(result.config.steps for result in results)
     losses: dict[str, dict[int, float]] = {}
-    ranges: dict[str, dict[int, tuple[float, float]]] = {}
+    loss_ranges: dict[str, dict[int, tuple[float, float]]] = {}
     for result in results:
-        name = result.config.encoding
-        cost = without_losses.ratio(name, cheapest)
-        bits, lowest, highest = (
-            _valid_at(result.training, steps / ratio)
-            for ratio in (cost.estimate, cost.lowest, cost.highest)
+        encoding = result.config.encoding
+        cost_ratio = without_losses.ratio(encoding, cheapest)
+        loss, loss_at_lowest, loss_at_highest = (
+            _valid_loss_at(result.training, least_steps / ratio)
+            for ratio in (cost_ratio.estimate, cost_ratio.lowest, cost_ratio.highest)
         )
-        if bits is not None:
-            losses.setdefault(name, {})[result.config.seed] = bits
-        if lowest is not None and highest is not None:
-            bounds = min(lowest, highest), max(lowest, highest)
-            ranges.setdefault(name, {})[result.config.seed] = bounds
-    seconds = steps * median(step_seconds[cheapest])
-    return replace(without_losses, seconds=seconds, losses=losses, loss_ranges=ranges)
+        if loss is not None:
+            losses.setdefault(encoding, {})[result.config.seed] = loss
+        if loss_at_lowest is not None and loss_at_highest is not None:
+            bounds = min(loss_at_lowest, loss_at_highest), max(loss_at_lowest, loss_at_highest)
+            loss_ranges.setdefault(encoding, {})[result.config.seed] = bounds
+    seconds = least_steps * median(step_seconds[cheapest])
+    return replace(without_losses, seconds=seconds, losses=losses, loss_ranges=loss_ranges)
 
 
 def _step_seconds_of_trials(results: Sequence[TrialResult]) -> dict[str, list[float]] | None:
     """Return the mean seconds of a step of each trial, by encoding; None if a time is missing, or
     trials ran on different processors."""
     processors = set()
-    seconds: dict[str, list[float]] = {}
+    seconds_by_encoding: dict[str, list[float]] = {}
     for result in results:
         timing = result.timing
         if timing is None or not timing.train_seconds > 0:
             return None
         processors.add(timing.processor)
-        of_step = timing.train_seconds / result.config.steps
-        seconds.setdefault(result.config.encoding, []).append(of_step)
-    return seconds if len(processors) == 1 else None
+        seconds_per_step = timing.train_seconds / result.config.steps
+        seconds_by_encoding.setdefault(result.config.encoding, []).append(seconds_per_step)
+    return seconds_by_encoding if len(processors) == 1 else None
 
 
-def _valid_at(curve: Sequence[TrainingPoint], step: float) -> float | None:
+def _valid_loss_at(curve: Sequence[TrainingPoint], step: float) -> float | None:
     """Return the validation loss after a step that may lie between two points of the curve, on a
     straight line over the logarithm of the steps; None before its first point."""
     if step >= curve[-1].step:
@@ -247,7 +249,7 @@ def _row(
         seconds = result.timing.train_seconds
         if reading == "tuned":
             seconds += result.timing.tuning_seconds
-    factors = {"lr": f"{config.lr:g}", "encoding_lr": f"{config.encoding_lr:g}"}
+    learning_rates = {"lr": f"{config.lr:g}", "encoding_lr": f"{config.encoding_lr:g}"}
     return Row(
         config.encoding,
         reading,
@@ -257,7 +259,7 @@ def _row(
         seconds,
         steps_per_second,
         result.parameters,
-        result.spec | factors,
+        result.spec | learning_rates,
         result.training,
         config,
     )

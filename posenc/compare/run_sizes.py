@@ -17,7 +17,7 @@ from posenc.compare.plan.plan import chosen_budget, make_plan
 from posenc.compare.plan.sizes import LadderSize, count_parameters, ladder_sizes
 from posenc.compare.results import Study, with_labels
 from posenc.compare.rows import rows_of
-from posenc.compare.run_study import RUNS, run_study
+from posenc.compare.run_study import RUNS_FOLDER, run_study
 from posenc.compare.trial.config import TrialConfig
 from posenc.files.atomic import prepare_page_and_figures
 from posenc.files.find_texts import STUDY_FILE
@@ -38,7 +38,7 @@ from posenc.report.report import Heading, Number, Plot, Report, Section, Table, 
 from posenc.report.terminal import print_line, print_report, stderr
 from posenc.tasks.registry import TEXT
 
-_MAY_DIFFER = dict.fromkeys(
+_NEUTRAL_VALUES = dict.fromkeys(
     ("encoding", "seed", "code", "source", "lr", "encoding_lr", "width", "layers", "heads"), 0
 ) | {"kv_heads": 0, "steps": 0, "tune_steps": 0, "device": "", "precision": "", "torch": ""}
 """Fields in which trials of two sizes may differ, and what replaces them to compare the others."""
@@ -63,18 +63,18 @@ def run_sizes(options: Options, *, show: bool = True) -> Study:
     trial failed.
     """
     ladder = _options_by_size(options)
-    joined = {folder: _read_run(Path(folder)) for folder in options.also or ()}
-    plans = [make_plan(sized) for _, sized in ladder]
-    for folder, study in joined.items():
+    joined_studies = {folder: _read_run(Path(folder)) for folder in options.also or ()}
+    plans = [make_plan(size_options) for _, size_options in ladder]
+    for folder, study in joined_studies.items():
         _check_same_recipe(folder, study, plans[0].task_trials[0])
     if options.dry_run:
-        return [run_study(sized, show=show) for _, sized in ladder][-1]
+        return [run_study(size_options, show=show) for _, size_options in ladder][-1]
     hashes = " ".join(trial.hash for plan in plans for trial in plan.trials)
-    folder = options.out or RUNS / f"sizes-{hashlib.sha256(hashes.encode()).hexdigest()[:8]}"
+    folder = options.out or RUNS_FOLDER / f"sizes-{hashlib.sha256(hashes.encode()).hexdigest()[:8]}"
     make_folder(folder)
     prepare_page_and_figures(options.figures, folder / "report.html")
     studies, failures = _train_every_size(ladder, folder)
-    _write_report([*studies, *joined.values()], folder, options, show)
+    _write_report([*studies, *joined_studies.values()], folder, options, show)
     if failures:
         raise RunFailed(" ".join(failures))
     return studies[-1]
@@ -87,9 +87,9 @@ def _train_every_size(
     and a line for each size in which a trial failed: the others are trained nevertheless."""
     studies: list[Study] = []
     failures: list[str] = []
-    for name, sized in ladder:
+    for name, size_options in ladder:
         try:
-            studies.append(run_study(replace(sized, out=folder / name), show=False))
+            studies.append(run_study(replace(size_options, out=folder / name), show=False))
         except RunFailed as failure:
             failures.append(f"{name}: {failure}")
             studies.append(_read_run(folder / name))
@@ -98,10 +98,12 @@ def _train_every_size(
 
 def _write_report(studies: Sequence[Study], folder: Path, options: Options, show: bool) -> None:
     """Write the page of all sizes and the figures that were asked for; with `show`, print it."""
-    losses = [losses_of_size(study) for study in studies]
-    report = report_of_ladder(sorted(losses, key=lambda size: size.parameters))
-    for line in write_page(page_of(report), folder / "report.html", options.figures):
-        print_line(stderr(), line)
+    losses_of_sizes = [losses_of_size(study) for study in studies]
+    report = report_of_ladder(
+        sorted(losses_of_sizes, key=lambda size_losses: size_losses.parameters)
+    )
+    for note in write_page(page_of(report), folder / "report.html", options.figures):
+        print_line(stderr(), note)
     if show:
         print_report(report, options.as_json)
     print_line(stderr(), f"Report of all sizes: {folder / 'report.html'}")
@@ -111,23 +113,25 @@ def _options_by_size(options: Options) -> list[tuple[str, Options]]:
     """Return the options of each size by its name, smallest first."""
     if options.task not in (None, [TEXT]) or options.suite:
         raise ValueError("--sizes and --also are for text: tasks have steps of their own.")
-    plain = replace(options, sizes=None, also=None, figures=None, as_json=False)
+    base_options = replace(options, sizes=None, also=None, figures=None, as_json=False)
     if options.sizes is None:
-        return [("this", plain)]
-    names = ("width", "layers", "heads", "kv_heads", "config")
-    stated_sizes = [name for name in names if getattr(options, name) is not None]
-    if stated_sizes:
+        return [("this", base_options)]
+    size_option_names = ("width", "layers", "heads", "kv_heads", "config")
+    stated_options = [name for name in size_option_names if getattr(options, name) is not None]
+    if stated_options:
         raise ValueError(
-            f"--sizes chooses --{stated_sizes[0].replace('_', '-')}. Leave out one of both."
+            f"--sizes chooses --{stated_options[0].replace('_', '-')}. Leave out one of both."
         )
     steps = chosen_budget(options).steps
     default_parameters = count_parameters(DECODER_SIZES["width"], DECODER_SIZES["layers"])
     # Recorded choices are those of one size, so that one rate for all is fairer here.
-    plain = replace(plain, tune=bool(options.tune))
+    base_options = replace(base_options, tune=bool(options.tune))
     return [
         (
             size.name,
-            _with_size(plain, size, max(1, round(steps * size.parameters / default_parameters))),
+            _with_size(
+                base_options, size, max(1, round(steps * size.parameters / default_parameters))
+            ),
         )
         for size in ladder_sizes(options.sizes)
     ]
@@ -153,15 +157,18 @@ def _read_run(folder: Path) -> Study:
 
 def _check_same_recipe(folder: str, study: Study, trial: TrialConfig) -> None:
     """Raise ValueError unless a run is on text, of the recipe of `trial` but for the size."""
-    ours = replace(trial, corpus="", **_MAY_DIFFER)
+    ours = replace(trial, corpus="", **_NEUTRAL_VALUES)
     for other in study.trials:
-        theirs = replace(other, corpus="", **_MAY_DIFFER)
-        differ = [name for name in vars(ours) if getattr(ours, name) != getattr(theirs, name)]
-        if differ:
+        theirs = replace(other, corpus="", **_NEUTRAL_VALUES)
+        differing_fields = [
+            name for name in vars(ours) if getattr(ours, name) != getattr(theirs, name)
+        ]
+        if differing_fields:
             raise ValueError(
                 f"--also: {folder} is of another recipe than this run, in "
-                f"{', '.join(differ)}: {', '.join(str(getattr(theirs, n)) for n in differ)}, here "
-                f"{', '.join(str(getattr(ours, n)) for n in differ)}."
+                f"{', '.join(differing_fields)}: "
+                f"{', '.join(str(getattr(theirs, n)) for n in differing_fields)}, here "
+                f"{', '.join(str(getattr(ours, n)) for n in differing_fields)}."
             )
 
 
@@ -190,38 +197,44 @@ class SizeLosses:
 def losses_of_size(study: Study) -> SizeLosses:
     """Return the mean losses of a study's rows, with the labels of the user."""
     rows = rows_of(with_labels(study))
-    near: dict[str, list[float]] = {}
-    far: dict[str, list[float]] = {}
+    near_by_row: dict[str, list[float]] = {}
+    far_by_row: dict[str, list[float]] = {}
     for row in rows:
         if row.near.bits_per_byte is not None:
-            near.setdefault(row.name, []).append(row.near.bits_per_byte)
-        score = row.far.get(max(row.trial.test_lengths))
+            near_by_row.setdefault(row.name, []).append(row.near.bits_per_byte)
+        score = row.far_by_length.get(max(row.trial.test_lengths))
         if score is not None and score.far is not None:
-            far.setdefault(row.name, []).append(score.far)
+            far_by_row.setdefault(row.name, []).append(score.far)
     return SizeLosses(
         min((row.parameters for row in rows), default=0),
-        {name: fmean(bits) for name, bits in near.items()},
-        {name: fmean(bits) for name, bits in far.items()},
+        {name: fmean(bits) for name, bits in near_by_row.items()},
+        {name: fmean(bits) for name, bits in far_by_row.items()},
     )
 
 
-def leads_over_size(sizes: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, list[float]]:
+def leads_over_size(
+    losses_of_sizes: Sequence[tuple[int, Mapping[str, float]]],
+) -> dict[str, list[float]]:
     """Return by how many bits each row is ahead of the best other row, at each size; negative where
     it is behind. Rows that a size lacks are left out.
 
-    sizes: parameters and losses by row, at least two rows.
+    losses_of_sizes: parameters and losses by row, at least two rows.
 
     >>> leads_over_size([(1000, {"a": 2.0, "b": 2.5}), (2000, {"a": 2.0, "b": 1.75})])
     {'a': [0.5, -0.25], 'b': [-0.5, 0.25]}
     """
-    names = [name for name in sizes[0][1] if all(name in losses for _, losses in sizes)]
+    names = [
+        name
+        for name in losses_of_sizes[0][1]
+        if all(name in losses for _, losses in losses_of_sizes)
+    ]
     if len(names) < 2:
         return {}
     leads: dict[str, list[float]] = {}
     for name in names:
         leads[name] = [
             min(losses[other] for other in names if other != name) - losses[name]
-            for _, losses in sizes
+            for _, losses in losses_of_sizes
         ]
     return leads
 
@@ -234,13 +247,16 @@ def slope_per_doubling(parameters: Sequence[int], leads: Sequence[float]) -> flo
     -0.1
     """
     doublings = [math.log2(count) for count in parameters]
-    mean = fmean(doublings)
-    spread = sum((doubling - mean) ** 2 for doubling in doublings)
-    if not spread > 0:
+    mean_doubling = fmean(doublings)
+    sum_of_squares = sum((doubling - mean_doubling) ** 2 for doubling in doublings)
+    if not sum_of_squares > 0:
         return None
     slope = (
-        sum((doubling - mean) * lead for doubling, lead in zip(doublings, leads, strict=True))
-        / spread
+        sum(
+            (doubling - mean_doubling) * lead
+            for doubling, lead in zip(doublings, leads, strict=True)
+        )
+        / sum_of_squares
     )
     return round(slope, 10)
 
@@ -249,87 +265,95 @@ def report_of_ladder(sizes: Sequence[SizeLosses]) -> Report:
     """Return the report of sizes, smallest first."""
     sections = []
     sentences = []
-    for place, words in _PLACES:
-        losses = [(size.parameters, getattr(size, place)) for size in sizes]
-        leads = leads_over_size(losses)
+    for place, place_in_words in _PLACES:
+        losses_of_sizes = [(size.parameters, getattr(size, place)) for size in sizes]
+        leads = leads_over_size(losses_of_sizes)
         if not leads:
             continue
-        parameters = [count for count, _ in losses]
-        sentences.append(lead_sentence(parameters, leads, words))
-        table = _leads_table(parameters, leads, losses, place, words)
+        parameter_counts = [count for count, _ in losses_of_sizes]
+        sentences.append(lead_sentence(parameter_counts, leads, place_in_words))
+        table = _leads_table(parameter_counts, leads, losses_of_sizes, place, place_in_words)
         plot = Plot(
-            chart_of_leads(parameters, leads), f"Lead of each row {words}, by size.", name=place
+            chart_of_leads(parameter_counts, leads),
+            f"Lead of each row {place_in_words}, by size.",
+            name=place,
         )
-        sections.append(Section(words.capitalize(), [table, plot]))
+        sections.append(Section(place_in_words.capitalize(), [table, plot]))
     sections.append(Section("", [_HOW_TO_READ], detail=True))
     headline = " ".join(sentences) or "No two rows finished in all sizes, so no lead is known."
-    counts = " and ".join(f"{size.parameters:,}" for size in sizes)
+    counts_in_words = " and ".join(f"{size.parameters:,}" for size in sizes)
     facts = {"answer": headline, "sizes": list(sizes)}
-    return Report("Leads by size", headline, facts, sections, f"Models of {counts} parameters.")
+    return Report(
+        "Leads by size", headline, facts, sections, f"Models of {counts_in_words} parameters."
+    )
 
 
 def lead_sentence(
-    parameters: Sequence[int], leads: Mapping[str, Sequence[float]], where: str
+    parameter_counts: Sequence[int], leads: Mapping[str, Sequence[float]], place_in_words: str
 ) -> str:
     """Return in words how the lead of the row that is first in the largest models changes.
 
     >>> lead_sentence([200_000, 800_000], {"t5": [0.05, 0.02], "rope": [-0.05, -0.02]}, "far")
     't5 leads by 0.05 at 0.2 M, 0.02 at 0.8 M far (-0.015 for each doubling of the size).'
     """
-    leading = max(leads, key=lambda name: leads[name][-1])
+    leading_row = max(leads, key=lambda name: leads[name][-1])
     leads_in_words = []
     last_verb = ""
-    for count, lead in zip(parameters, leads[leading], strict=True):
+    for count, lead in zip(parameter_counts, leads[leading_row], strict=True):
         verb = "is behind by " if lead < 0 else "leads by "
         leads_in_words.append(
             f"{'' if verb == last_verb else verb}{abs(lead):.2f} at {count / 1e6:.1f} M"
         )
         last_verb = verb
-    text = ", ".join(leads_in_words)
-    slope = slope_per_doubling(parameters, leads[leading])
+    leads_text = ", ".join(leads_in_words)
+    slope = slope_per_doubling(parameter_counts, leads[leading_row])
     slope_in_words = "" if slope is None else f" ({slope:+.3f} for each doubling of the size)"
-    return f"{leading} {text} {where}{slope_in_words}."
+    return f"{leading_row} {leads_text} {place_in_words}{slope_in_words}."
 
 
 def _leads_table(
-    parameters: Sequence[int],
+    parameter_counts: Sequence[int],
     leads: Mapping[str, Sequence[float]],
-    losses: Sequence[tuple[int, Mapping[str, float]]],
+    losses_of_sizes: Sequence[tuple[int, Mapping[str, float]]],
     place: str,
-    where: str,
+    place_in_words: str,
 ) -> Table:
     """Return the table of losses and leads, a row for each row of the studies; the first in the
     largest models stands first."""
     header = ["row"]
-    header += [Heading(f"{count / 1e6:.1f} M", "bits per byte; lead") for count in parameters]
+    header += [Heading(f"{count / 1e6:.1f} M", "bits per byte; lead") for count in parameter_counts]
     header.append(Heading("slope", "of the lead, for each doubling"))
     rows: list[list[Value]] = []
     for name in sorted(leads, key=lambda name: -leads[name][-1]):
         row: list[Value] = [name]
-        for (_, of_size), lead in zip(losses, leads[name], strict=True):
-            row.append(Number(of_size[name], form=".3f", unit=f" ({lead:+.3f})"))
-        slope = slope_per_doubling(parameters, leads[name])
+        for (_, losses_of_size_by_row), lead in zip(losses_of_sizes, leads[name], strict=True):
+            row.append(Number(losses_of_size_by_row[name], form=".3f", unit=f" ({lead:+.3f})"))
+        slope = slope_per_doubling(parameter_counts, leads[name])
         row.append(None if slope is None else Number(slope, form="+.3f"))
         rows.append(row)
-    return Table(header, rows, f"Losses and leads {where}.", cards=True, name=f"leads-{place}")
+    return Table(
+        header, rows, f"Losses and leads {place_in_words}.", cards=True, name=f"leads-{place}"
+    )
 
 
-def chart_of_leads(parameters: Sequence[int], leads: Mapping[str, Sequence[float]]) -> Chart:
+def chart_of_leads(parameter_counts: Sequence[int], leads: Mapping[str, Sequence[float]]) -> Chart:
     """Return the chart of the lead of each row over the number of parameters."""
-    best_first = sorted(leads, key=lambda name: -leads[name][-1])
-    curves = {name: (list(parameters), list(leads[name])) for name in best_first}
+    names_best_first = sorted(leads, key=lambda name: -leads[name][-1])
+    curves = {name: (list(parameter_counts), list(leads[name])) for name in names_best_first}
     table = long_table("parameters", "lead, bits per byte", curves)
-    return Chart(table, partial(_draw_leads, styles=ranked_styles(best_first)))
+    return Chart(table, partial(_draw_leads, styles=ranked_styles(names_best_first)))
 
 
 def _draw_leads(data: Data, styles: Mapping[str, LineStyle]) -> Figure:
     """Draw the table of `chart_of_leads` over a logarithmic axis, with a line at no lead."""
     x_label, y_label = axis_names(data)
-    with figure(x_label, y_label) as (drawn, axes):
+    with figure(x_label, y_label) as (drawing, axes):
         axes.axhline(0, color="gray", linewidth=0.7)
-        for name, part in split_by_series(data).items():
-            look = styles[name].arguments_for_points()
-            axes.plot(part[x_label], part[y_label], label=name, gid=HOVER_PREFIX + name, **look)
+        for name, rows in split_by_series(data).items():
+            style_arguments = styles[name].arguments_for_points()
+            axes.plot(
+                rows[x_label], rows[y_label], label=name, gid=HOVER_PREFIX + name, **style_arguments
+            )
         axes.set_xscale("log")
-        draw_legend_above(drawn)
-    return drawn
+        draw_legend_above(drawing)
+    return drawing

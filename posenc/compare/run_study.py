@@ -44,7 +44,7 @@ from posenc.machine import hardware
 from posenc.machine.fingerprint import processors_of, versions
 from posenc.report.terminal import print_line, print_report, stderr
 
-RUNS = Path("runs")
+RUNS_FOLDER = Path("runs")
 """Below it are the folders of runs without --out."""
 
 
@@ -79,33 +79,36 @@ def _run_plan(engine: Engine, plan: Plan, console: Console, show: bool) -> Study
     unchecked = check_plan(plan, workers, local_workers)
     if options.out is not None:
         check_out_folder(options.out)
-    plan = with_text(plan, options.out or RUNS)
+    plan = with_text(plan, options.out or RUNS_FOLDER)
     for note in plan.notes:
         print_line(console, f"Note: {note}")
     study = _new_study(plan, engine, workers, unchecked)
-    recorded = plan.recorded
-    if recorded is not None:
-        study = with_choices(study, recorded.checks, plan.compared)
-        study = replace(study, rates_from=recorded.made)
+    recorded_choices = plan.recorded
+    if recorded_choices is not None:
+        study = with_choices(study, recorded_choices.checks, plan.compared)
+        study = replace(study, rates_from=recorded_choices.made)
         print_line(
-            console, f"Rates and settings are those recorded for this recipe: {recorded.made}."
+            console,
+            f"Rates and settings are those recorded for this recipe: {recorded_choices.made}.",
         )
     trials = (*plan.rate_trials, *study.trials)
     if options.dry_run:
         if show:
             print_report(dry_run(trials, plan.splits, workers, local_workers), in_json=False)
         return replace(study, trials=trials)
-    folder = options.out or RUNS / _folder_name(trials)
-    damaged = check_out_folder(folder)
+    folder = options.out or RUNS_FOLDER / _folder_name(trials)
+    study_damage = check_out_folder(folder)
     new_folders = missing_folders(folder)
     make_folder(folder)
     with locked(folder, "posenc compare"):
-        run = _Run(engine, plan, console, folder, workers, local_workers, candidate_runs([RUNS]))
+        run = _Run(
+            engine, plan, console, folder, workers, local_workers, candidate_runs([RUNS_FOLDER])
+        )
         run.remove_leftovers()
         if "warning" in study.hardware:
             print_line(console, f"Note: {study.hardware['warning']}.")
         with _remove_new_folders_if_refused(folder, new_folders):
-            study, seconds = run.prepare(study, trials, damaged)
+            study, seconds = run.prepare(study, trials, study_damage)
         print_line(console, opening_sentence(study, workers, folder, seconds))
         study = run.train_and_report(study)
         run.show_results(study, with_table=show)
@@ -143,7 +146,7 @@ class _Run:
     """A plan that runs on an engine, in a folder that this process has locked.
 
     workers, local_workers: trials at a time, and those of them on this machine.
-    default_runs: RUNS and the folders in it.
+    default_runs: RUNS_FOLDER and the folders in it.
     """
 
     engine: Engine
@@ -167,49 +170,56 @@ class _Run:
         remove_partials(self.folder)
 
     def prepare(
-        self, study: Study, trials: Sequence[TrialConfig], damaged: str | None
+        self, study: Study, trials: Sequence[TrialConfig], study_damage: str | None
     ) -> tuple[Study, int | None]:
         """Write the study without results and its text, reuse other runs' trials, and prepare the
         engine. Return the study with the seconds of its steps, and the expected seconds of all
         trials; None if they are not known.
 
-        damaged: what is wrong with the study.json that was there.
+        study_damage: what is wrong with the study.json that was there.
         Raises: ValueError if the trials would take more than a week.
         """
         options = self.plan.options
-        if damaged is None:
+        if study_damage is None:
             study = replace(study, step_seconds=_known_step_seconds(self.folder, study))
         _save_study(study, self.folder)
         splits = self.plan.splits
-        damaged_text = None if splits is None else splits.write(self.folder, self.default_runs)
-        for damage in (damaged, damaged_text):
+        text_damage = None if splits is None else splits.write(self.folder, self.default_runs)
+        for damage in (study_damage, text_damage):
             if damage:
                 print_line(self.console, f"{damage}; writing it again")
-        reused, to_retest = reuse_trials(self.folder, trials, self.reusable_runs)
-        if reused:
+        num_reused, to_retest = reuse_trials(self.folder, trials, self.reusable_runs)
+        if num_reused:
             print_line(
-                self.console, f"{reused} of {len(trials)} trials are reused from other runs."
+                self.console, f"{num_reused} of {len(trials)} trials are reused from other runs."
             )
         self.say_what_is_retested(to_retest)
         self.engine.prepare(self.folder, trials, options.checkpoint_steps)
         to_train = [t for t in trials if not is_done(self.folder, t) and t not in to_retest]
         if sum(trial.steps for trial in to_train) < time_estimate.MIN_STEPS_TO_MEASURE:
             return study, None
-        measured = time_estimate.measure_kinds(trials, self.folder, self.local_workers)
-        seconds = time_estimate.expected_seconds(to_train, measured, self.workers)
+        measured_kinds = time_estimate.measure_kinds(trials, self.folder, self.local_workers)
+        seconds = time_estimate.expected_seconds(to_train, measured_kinds, self.workers)
         if seconds is not None:
             check_seconds(to_train, seconds, options.yes)
-        return self.with_step_seconds(study, measured), seconds
+        return self.with_step_seconds(study, measured_kinds), seconds
 
     def with_step_seconds(
-        self, study: Study, measured: Mapping[str, time_estimate.MeasuredKind]
+        self, study: Study, measured_kinds: Mapping[str, time_estimate.MeasuredKind]
     ) -> Study:
         """Return the study with the measured seconds of steps of its encodings on text: here only,
         not where trials run on other machines, and only if all were measured."""
-        kinds = {t.encoding: time_estimate.kind_of_trial(t) for t in study.trials if t.is_on_text}
-        if self.plan.options.engine != "local" or not set(kinds.values()) <= measured.keys():
+        kind_by_encoding = {
+            t.encoding: time_estimate.kind_of_trial(t) for t in study.trials if t.is_on_text
+        }
+        if (
+            self.plan.options.engine != "local"
+            or not set(kind_by_encoding.values()) <= measured_kinds.keys()
+        ):
             return study
-        step_seconds = {name: measured[kind].step_seconds for name, kind in kinds.items()}
+        step_seconds = {
+            name: measured_kinds[kind].step_seconds for name, kind in kind_by_encoding.items()
+        }
         return replace(study, step_seconds=step_seconds)
 
     def say_what_is_retested(self, to_retest: Sequence[TrialConfig]) -> None:
@@ -249,8 +259,8 @@ class _Run:
         rate_trials = self.plan.rate_trials
         print_line(self.console, f"{len(rate_trials)} trials at three learning rates come first.")
         self.train(replace(study, trials=rate_trials))
-        tried, _ = load_results(self.folder, rate_trials)
-        study = with_chosen_rates(study, list(tried.values()))
+        rate_results, _ = load_results(self.folder, rate_trials)
+        study = with_chosen_rates(study, list(rate_results.values()))
         _save_study(study, self.folder)
         return study
 
@@ -261,16 +271,16 @@ class _Run:
         while True:
             self.train(replace(study, trials=search.trials, labels={}))
             results, _ = load_results(self.folder, search.trials)
-            before = set(search.trials)
+            trials_before = set(search.trials)
             if not search.widen(results):
                 break
-            added = [trial for trial in search.trials if trial not in before]
+            added_trials = [trial for trial in search.trials if trial not in trials_before]
             print_line(
                 self.console,
-                f"{len(added)} more join what won, or go beyond it.",
+                f"{len(added_trials)} more join what won, or go beyond it.",
             )
-            reuse_trials(self.folder, added, self.reusable_runs)
-            self.engine.prepare(self.folder, added, self.plan.options.checkpoint_steps)
+            reuse_trials(self.folder, added_trials, self.reusable_runs)
+            self.engine.prepare(self.folder, added_trials, self.plan.options.checkpoint_steps)
         study = with_choices(study, search.checks(results), self.plan.compared)
         _save_study(study, self.folder)
         return study
@@ -284,13 +294,15 @@ class _Run:
         self.engine.prepare(self.folder, study.trials, self.plan.options.checkpoint_steps)
         if self.plan.search is None or set(study.encodings) <= study.step_seconds.keys():
             return study
-        measured = time_estimate.measure_kinds(study.trials, self.folder, self.local_workers)
-        return self.with_step_seconds(study, measured)
+        measured_kinds = time_estimate.measure_kinds(study.trials, self.folder, self.local_workers)
+        return self.with_step_seconds(study, measured_kinds)
 
     def train(self, study: Study) -> None:
         """Run the study's trials that have no result yet, and show their progress."""
-        board = self.plan.options.tensorboard
-        with open_watchers(self.console, study, self.folder, self.workers, board) as watchers:
+        with_tensorboard = self.plan.options.tensorboard
+        with open_watchers(
+            self.console, study, self.folder, self.workers, with_tensorboard
+        ) as watchers:
             run_trials.run_trials(self.folder, study.trials, self.engine, watchers)
 
 
@@ -318,25 +330,27 @@ def collect_results(study: Study, folder: Path) -> tuple[Study, list[str]]:
     """Return the study with the results in its `folder` and its verdict, and a line about every
     damaged result, which counts as missing. A trial without a folder keeps the study's result: a
     repository may have study.json without the trials."""
-    kept = {r.config: r for r in study.results if not (folder / r.config.folder).exists()}
-    loaded, damaged = load_results(folder, [t for t in study.trials if t not in kept])
-    by_trial = kept | loaded
-    results = tuple(by_trial[trial] for trial in study.trials if trial in by_trial)
-    timed = [vars(result.timing) for result in results if _names_processor(result)]
-    hardware = study.hardware | (processors_of(timed) if timed else {})
-    return conclude(replace(study, results=results, hardware=hardware)), damaged
+    kept_results = {r.config: r for r in study.results if not (folder / r.config.folder).exists()}
+    loaded_results, damage_notes = load_results(
+        folder, [t for t in study.trials if t not in kept_results]
+    )
+    result_by_trial = kept_results | loaded_results
+    results = tuple(result_by_trial[trial] for trial in study.trials if trial in result_by_trial)
+    timings = [vars(result.timing) for result in results if _names_processor(result)]
+    hardware = study.hardware | (processors_of(timings) if timings else {})
+    return conclude(replace(study, results=results, hardware=hardware)), damage_notes
 
 
 def _known_step_seconds(folder: Path, study: Study) -> dict[str, tuple[float, ...]]:
     """Return the seconds of steps that an earlier call has measured for the encodings of a study,
     from study.json in the folder; {} if it lacks those of any of them."""
     try:
-        earlier = Study.from_json(read_file_text(folder / STUDY_FILE)).step_seconds
+        earlier_seconds = Study.from_json(read_file_text(folder / STUDY_FILE)).step_seconds
     except (OSError, ValueError):
         return {}
-    if not set(study.encodings) <= earlier.keys():
+    if not set(study.encodings) <= earlier_seconds.keys():
         return {}
-    return {name: earlier[name] for name in study.encodings}
+    return {name: earlier_seconds[name] for name in study.encodings}
 
 
 def _names_processor(result: TrialResult) -> bool:
@@ -347,10 +361,10 @@ def _names_processor(result: TrialResult) -> bool:
 def write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
     """Write study.json with the results on disk, report.html and results.csv into the folder.
     Return the study, and a line about every damaged result."""
-    study, damaged = collect_results(study, folder)
+    study, damage_notes = collect_results(study, folder)
     _save_study(study, folder)
     write_report_files(study, folder)
-    return study, damaged
+    return study, damage_notes
 
 
 def _save_study(study: Study, folder: Path) -> None:
@@ -364,10 +378,10 @@ def check_out_folder(folder: Path) -> str | None:
     Returns: what is wrong with an existing study.json, which is then written again, or None.
     Raises: ValueError for a folder with foreign files or a study of another version.
     """
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not existing.is_dir():
-        raise ValueError(f"--out: {existing} is not a folder.")
-    if existing != folder:
+    existing_path = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing_path.is_dir():
+        raise ValueError(f"--out: {existing_path} is not a folder.")
+    if existing_path != folder:
         return None
     content = read_file_bytes(folder / STUDY_FILE) if (folder / STUDY_FILE).is_file() else b""
     if STUDY_MARK in content:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from posenc.compare.trial.config import MOST
+from posenc.compare.trial.config import MAX_ENTRIES
 from posenc.files.sealed_json import Record, check_count, check_rising, check_text_length
 
 
@@ -23,7 +23,7 @@ class LengthScore(Record):
         check_count("length", self.length, 1)
         for loss in (self.bits_per_byte, *self.windows):
             check_loss(loss)
-        check_text_length("the reason", self.cannot or "", MOST)
+        check_text_length("the reason", self.cannot or "", MAX_ENTRIES)
         if (self.bits_per_byte is None) == (self.cannot is None):
             raise ValueError("expected a loss, or the reason why there is none.")
 
@@ -54,7 +54,7 @@ class FarScore(Record):
         check_count("length", self.length, 2)
         for loss in (self.far, self.far_near, *self.windows, *self.near_windows):
             check_loss(loss)
-        check_text_length("the reason", self.cannot or "", MOST)
+        check_text_length("the reason", self.cannot or "", MAX_ENTRIES)
         if (self.far is None) == (self.cannot is None):
             raise ValueError("expected a loss of far targets, or the reason why there is none.")
         if len(self.windows) != len(self.near_windows):
@@ -91,11 +91,11 @@ class Reading(Record):
     def check(self) -> None:
         if self.name not in READINGS[1:]:
             raise ValueError(f"expected a reading of {READINGS[1:]}, got {self.name[:100]!r}.")
-        check_text_length("the reason", self.cannot or "", MOST)
+        check_text_length("the reason", self.cannot or "", MAX_ENTRIES)
         if bool(self.by_length) == (self.cannot is not None):
             raise ValueError("expected scores of a reading, or the reason why there are none.")
-        check_rising("lengths", [score.length for score in self.by_length], MOST)
-        check_rising("lengths of far targets", [score.length for score in self.far], MOST)
+        check_rising("lengths", [score.length for score in self.by_length], MAX_ENTRIES)
+        check_rising("lengths of far targets", [score.length for score in self.far], MAX_ENTRIES)
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class CaseScore(Record):
 
     def check(self) -> None:
         check_count("length", self.length, 1)
-        check_text_length("variant", self.variant, MOST)
-        check_text_length("the reason", self.cannot or "", MOST)
+        check_text_length("variant", self.variant, MAX_ENTRIES)
+        check_text_length("the reason", self.cannot or "", MAX_ENTRIES)
         fractions = (self.exact_match, self.token_accuracy)
         for fraction in (*fractions, self.exact_match_cut, self.token_accuracy_cut):
             if fraction is not None and not 0 <= fraction <= 1:

@@ -41,7 +41,7 @@ def study_of(result):
 def test_a_trial_has_a_row_for_each_reading_that_is_defined():
     as_trained, in_a_window = rows_of(study_of(RESULT))
     assert (as_trained.name, in_a_window.name) == ("rope", "rope in a window")
-    assert (as_trained.far[16].far, in_a_window.far[16].far) == (4.0, 2.2)
+    assert (as_trained.far_by_length[16].far, in_a_window.far_by_length[16].far) == (4.0, 2.2)
     assert as_trained.near.bits_per_byte == in_a_window.near.bits_per_byte == 2.0
     assert (as_trained.seconds, as_trained.steps_per_second) == (10.0, 4.0)
     assert as_trained.settings == {"lr": "0.001", "encoding_lr": "20"}
@@ -55,7 +55,7 @@ def test_a_row_after_tuning_counts_the_seconds_of_the_tuning():
 def test_an_old_result_has_rows_as_trained_without_far_values():
     old = replace(RESULT, far=(), readings=())
     (row,) = rows_of(study_of(old))
-    assert (row.reading, row.far) == ("trained", {})
+    assert (row.reading, row.far_by_length) == ("trained", {})
 
 
 def test_a_result_with_readings_is_read_back():

@@ -138,7 +138,7 @@ def _is_worse(tuned: Sequence[Row], in_window: Sequence[Row]) -> bool:
     longest = max(tuned[0].trial.test_lengths)
     near = [_mean_known(row.near.bits_per_byte for row in rows) for rows in (tuned, in_window)]
     far = [
-        _mean_known(row.far[longest].far for row in rows if longest in row.far)
+        _mean_known(row.far_by_length[longest].far for row in rows if longest in row.far_by_length)
         for rows in (tuned, in_window)
     ]
     # A missing loss is nan, which is higher than none.

@@ -58,7 +58,7 @@ def context_use(rows: Sequence[Row]) -> ContextUse | None:
     """
     trial = rows[0].trial
     longest = max(trial.test_lengths)
-    at_longest = [row.far[longest] for row in rows if longest in row.far]
+    at_longest = [row.far_by_length[longest] for row in rows if longest in row.far_by_length]
     saved_by_seed = [
         score.far_near - score.far
         for score in at_longest
@@ -88,8 +88,8 @@ def _losses_of_the_same_bytes(
     bytes were read. at_longest: the scores of the longest windows, for each seed."""
     train_length = rows[0].trial.train_length
     losses: _LossesByLength = {train_length: [score.near_windows for score in at_longest]}
-    for length in rows[0].far:
-        scores = [row.far[length] for row in rows if length in row.far]
+    for length in rows[0].far_by_length:
+        scores = [row.far_by_length[length] for row in rows if length in row.far_by_length]
         # Where a text is too short, the longest windows end at other places than shorter ones, and
         # their far bytes are others. The same bytes have the same losses with near context.
         of_same_bytes = [score.near_windows for score in scores] == losses[train_length]
@@ -150,7 +150,7 @@ def _least_context(length: int, trial: TrialConfig) -> int:
     if length > trial.train_length:
         return length - trial.train_length
     # Each piece of the far bytes stands at the end of its own window of the training length.
-    piece = -(-trial.train_length // objective_of(trial).near_pieces)  # rounded up
+    piece = -(-trial.train_length // objective_of(trial).num_near_pieces)  # rounded up
     return trial.train_length - piece
 
 

@@ -118,8 +118,8 @@ def far_loss(row: Row, result: TrialResult) -> float | None:
     bytes.
     """
     longest = max(row.trial.test_lengths)
-    if longest in row.far:
-        return row.far[longest].far
+    if longest in row.far_by_length:
+        return row.far_by_length[longest].far
     first = longest - row.trial.train_length
     buckets = [bucket for bucket in result.by_position if bucket.start >= first]
     are_the_same_bytes = (
@@ -129,7 +129,7 @@ def far_loss(row: Row, result: TrialResult) -> float | None:
         and bool(buckets)
         and (buckets[0].start, buckets[-1].stop) == (first, longest)
     )
-    if row.far or not are_the_same_bytes:
+    if row.far_by_length or not are_the_same_bytes:
         return None
     sizes = [bucket.stop - bucket.start for bucket in buckets]
     total = sum(b.bits_per_byte * size for b, size in zip(buckets, sizes, strict=True))
@@ -212,7 +212,7 @@ def _near_losses(
     """
     losses: Values = {}
     for row in rows:
-        bits = row.near.bits_per_byte if row.trial.train_length in row.loss else None
+        bits = row.near.bits_per_byte if row.trial.train_length in row.score_by_length else None
         if bits is not None:
             losses.setdefault(row.name, {})[row.seed] = bits
     near_row_of = {}
@@ -232,7 +232,7 @@ def _standing(losses: Values, where: str, rows: Iterable[Row], is_far: bool) -> 
     for row in rows:
         if row.name not in losses:
             continue
-        score = row.far.get(max(row.trial.test_lengths)) if is_far else row.near
+        score = row.far_by_length.get(max(row.trial.test_lengths)) if is_far else row.near
         by_window.setdefault(row.name, []).append(score.windows if score else ())
     pairs = PairwiseComparison(losses, "text", prior=FAR_SPREAD if is_far else NEAR_SPREAD)
     return Standing(where, pairs, by_window=mean_loss_by_window(by_window), margin=MARGIN)
@@ -312,6 +312,6 @@ def _why_no_far(text: Study, rows: Sequence[Row]) -> str:
     config = text.trials[0]
     if max(config.test_lengths) <= config.train_length:
         return "no longer length was tested"
-    if rows and not any(row.far for row in rows):
+    if rows and not any(row.far_by_length for row in rows):
         return "far tokens were not measured in this run"
     return "no encoding runs there"

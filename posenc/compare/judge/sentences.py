@@ -276,7 +276,7 @@ def _sentences_on_cost(cost: EqualTime, judgement: Judgement) -> Iterator[str]:
     encoding_of = judgement.places.encoding_of
     taken = encoding_of.get(judgement.taken or "", "")
     yield from _sentences_on_dear_encodings(cost, judgement, taken)
-    if taken in cost.step_seconds and cost.order:
+    if taken in cost.step_seconds and cost.mean_losses:
         yield from _sentences_on_equal_time(cost, taken)
 
 
@@ -285,7 +285,7 @@ def _sentences_on_dear_encodings(
 ) -> Iterator[str]:
     """Yield what the encoding to take costs, against the cheapest, and what the others that the
     answer names cost, against the one to take. taken: the encoding to take."""
-    times = cost.times(taken, cost.cheapest)
+    times = cost.known_ratio(taken, cost.cheapest)
     if times is not None and _is_dearer(times):
         yield f"{taken} costs {times_in_words(times)} times {cost.cheapest}'s training time."
     named_rows: list[str] = []
@@ -293,7 +293,7 @@ def _sentences_on_dear_encodings(
         named_rows += _rows_to_name(choice)
     encoding_of = judgement.places.encoding_of
     for other in dict.fromkeys(encoding_of[name] for name in named_rows):
-        times = cost.times(other, taken)
+        times = cost.known_ratio(other, taken)
         if times is not None and _is_dearer(times):
             yield f"{other} costs {times_in_words(times)} times {taken}'s training time."
 
@@ -301,7 +301,7 @@ def _sentences_on_dear_encodings(
 def _sentences_on_equal_time(cost: EqualTime, taken: str) -> Iterator[str]:
     """Yield which encoding is ahead of the one to take after equally long training; nothing if none
     is for certain. taken: the encoding to take."""
-    losses = cost.order
+    losses = cost.mean_losses
     first = next(iter(losses))
     if taken not in losses:
         yield f"At equal time {first} is ahead: {taken} had not been validated by then."

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from posenc.compare.judge.summary import has_learned, shown_score
 from posenc.compare.results import Study, TrialResult
-from posenc.compare.trial.evaluate import TEST_SEQUENCES
+from posenc.compare.trial.evaluate import NUM_TEST_SEQUENCES
 from posenc.statistics.seed_intervals import Gap, PairwiseComparison, Prior, group_into_tiers
 from posenc.statistics.text_intervals import window_gaps
 from posenc.tasks.registry import TASKS, TEXT
@@ -203,7 +203,7 @@ def standing_of_task(study: Study, task: str) -> Standing | None:
         scores = {name: {seed: seeds[seed] for seed in shared} for name, seeds in scores.items()}
     return (
         Standing(
-            task, PairwiseComparison(scores, "task", 1 / TEST_SEQUENCES), higher_is_better=True
+            task, PairwiseComparison(scores, "task", 1 / NUM_TEST_SEQUENCES), higher_is_better=True
         )
         if scores
         else None

@@ -132,8 +132,8 @@ def chart_by_length(study: Study, styles: Styles) -> Chart:
             curves[name] = [*zip(*by_name[name], strict=True)]
     for name, rows in _rows_in_other_readings(study).items():
         points = []
-        for length in rows[0].loss:
-            losses = [row.loss[length].bits_per_byte for row in rows]
+        for length in rows[0].score_by_length:
+            losses = [row.score_by_length[length].bits_per_byte for row in rows]
             known = [bits for bits in losses if bits is not None]
             if known and len(known) == len(rows):
                 points.append((length, fmean(known), fmean(known), fmean(known)))
@@ -165,7 +165,7 @@ def chart_by_context(study: Study, styles: Styles) -> Chart:
 
     curves = {name: _mean_curve(trials, points) for name, trials in _trials_by_encoding(study)}
     for name, rows in _rows_in_other_readings(study).items():
-        by_seed = [far_by_context(row.far, row.trial.train_length) for row in rows]
+        by_seed = [far_by_context(row.far_by_length, row.trial.train_length) for row in rows]
         shared = sorted(set.intersection(*map(set, by_seed)))
         curves[name] = shared, [fmean(losses[at] for losses in by_seed) for at in shared]
     curves = {name: curve for name, curve in curves.items() if curve[0]}

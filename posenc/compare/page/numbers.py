@@ -49,35 +49,37 @@ def facts_of(study: Study, folder: Path | None = None) -> dict[str, Any]:
 
 def _standing_objects(study: Study) -> list[dict[str, Any]]:
     """Return the standing over all tasks, at each length of the text, and on each task."""
-    places = []
+    standing_objects = []
     overall = standing_of_tasks(study)
     if overall is not None:
-        places.append(_standing_object(overall, "mean rank"))
-    text = study.of_task(TEXT)
-    if text.finished:
-        places += [_standing_object(standing, "bits per byte") for standing in standings(text)]
+        standing_objects.append(_standing_object(overall, "mean rank"))
+    text_study = study.of_task(TEXT)
+    if text_study.finished:
+        standing_objects += [
+            _standing_object(standing, "bits per byte") for standing in standings(text_study)
+        ]
     for task in study.sequence_tasks:
         standing = standing_of_task(study, task)
         if standing is not None:
-            places.append(_standing_object(standing, TASKS[task].metric))
-    return places
+            standing_objects.append(_standing_object(standing, TASKS[task].metric))
+    return standing_objects
 
 
 def _context_objects(study: Study) -> dict[str, dict[str, Any]]:
     """Return, by row of the text, how many bytes of context it uses, see ContextUse; rows whose far
     bytes were not measured are left out."""
-    objects = {}
+    object_by_row = {}
     for name, rows in rows_by_name(study).items():
         use = context_use(rows)
         if use is not None:
-            objects[name] = {
+            object_by_row[name] = {
                 "more_than": use.more_than,
                 "at_most": use.at_most,
                 "windows": [use.near, use.longest],
                 "saved": use.saved.value,
                 "half_over_windows": _finite_or_none(use.saved.half_width),
             }
-    return objects
+    return object_by_row
 
 
 def _reused_trials(study: Study) -> dict[str, dict[str, str | None]]:
@@ -114,7 +116,7 @@ def _encoding_object(standing: Standing, name: str) -> dict[str, Any]:
     """Return one encoding of a standing: its numbers, and its difference from the first one, which
     has None there."""
     first = standing.order[0]
-    seeds = sorted(standing.pairs.values[name].items())
+    seed_value_pairs = sorted(standing.pairs.values[name].items())
     minus_first = None
     half_over_seeds = None
     half_over_windows = None
@@ -122,13 +124,13 @@ def _encoding_object(standing: Standing, name: str) -> dict[str, Any]:
         gap = standing.gap(name)
         minus_first = gap.value
         half_over_seeds = _finite_or_none(gap.half_width)
-        over_windows = standing.gaps_over_windows.get((name, first))
-        if over_windows is not None:
-            half_over_windows = _finite_or_none(over_windows.half_width)
+        gap_over_windows = standing.gaps_over_windows.get((name, first))
+        if gap_over_windows is not None:
+            half_over_windows = _finite_or_none(gap_over_windows.half_width)
     return {
         "encoding": name,
         "mean": standing.mean(name),
-        "seeds": {str(seed): value for seed, value in seeds},
+        "seeds": {str(seed): value for seed, value in seed_value_pairs},
         "minus_first": minus_first,
         "half_over_seeds": half_over_seeds,
         "half_over_windows": half_over_windows,
@@ -149,28 +151,28 @@ COLUMNS = ("measure", "at", "bits_per_byte", "note", "tokens_per_second")
 def csv_text(study: Study) -> str:
     """Return one row per number: which trial, what was measured, at which length, position or step.
     The column bits_per_byte holds the scores of tasks too, which are shares between 0 and 1."""
-    out = io.StringIO()
-    config = [f.name for f in dataclasses.fields(study.trials[0])]
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*COLUMNS, *config])
+    csv_stream = io.StringIO()
+    setting_names = [f.name for f in dataclasses.fields(study.trials[0])]
+    writer = csv.writer(csv_stream, lineterminator="\n")
+    writer.writerow([*COLUMNS, *setting_names])
     for result in study.results:
-        fields = dataclasses.asdict(result.config)
-        fields["test_lengths"] = " ".join(map(str, result.config.test_lengths))
-        speed = "" if result.timing is None else round(result.timing.tokens_per_second)
-        settings_of_trial = [fields[name] for name in config]
-        for measured in _measurements(result):
-            value = "" if measured.value is None else repr(measured.value)
+        settings = dataclasses.asdict(result.config)
+        settings["test_lengths"] = " ".join(map(str, result.config.test_lengths))
+        speed_cell = "" if result.timing is None else round(result.timing.tokens_per_second)
+        setting_values = [settings[name] for name in setting_names]
+        for measurement in _measurements(result):
+            value_text = "" if measurement.value is None else repr(measurement.value)
             writer.writerow(
                 [
-                    measured.measure,
-                    measured.length_or_step,
-                    value,
-                    measured.note,
-                    speed,
-                    *settings_of_trial,
+                    measurement.measure,
+                    measurement.length_or_step,
+                    value_text,
+                    measurement.note,
+                    speed_cell,
+                    *setting_values,
                 ]
             )
-    return out.getvalue()
+    return csv_stream.getvalue()
 
 
 class _Measurement(NamedTuple):
@@ -200,8 +202,8 @@ def _measurements(result: TrialResult) -> Iterator[_Measurement]:
             yield _Measurement(measure, score.length, score.bits_per_byte, score.cannot or "")
         yield from _measurements_of_far_targets(reading.far, f"{reading.name} ")
     for bucket in result.by_position:
-        until = f"to {bucket.stop - 1}"
-        yield _Measurement("by_position", bucket.start, bucket.bits_per_byte, until)
+        range_end_note = f"to {bucket.stop - 1}"
+        yield _Measurement("by_position", bucket.start, bucket.bits_per_byte, range_end_note)
     yield from _measurements_of_cases(result)
     for point in result.training:
         yield _Measurement("train", point.step, point.train, "")
@@ -209,13 +211,15 @@ def _measurements(result: TrialResult) -> Iterator[_Measurement]:
 
 
 def _measurements_of_far_targets(
-    scores: Sequence[FarScore], reading: str
+    scores: Sequence[FarScore], measure_prefix: str
 ) -> Iterator[_Measurement]:
-    """Yield the losses of far targets with all context and with near context only; `reading`
-    begins the name of the measure."""
+    """Yield the losses of far targets with all context and with near context only;
+    `measure_prefix` begins the name of the measure."""
     for score in scores:
-        yield _Measurement(f"{reading}far", score.length, score.far, score.cannot or "")
-        yield _Measurement(f"{reading}far_near", score.length, score.far_near, score.cannot or "")
+        yield _Measurement(f"{measure_prefix}far", score.length, score.far, score.cannot or "")
+        yield _Measurement(
+            f"{measure_prefix}far_near", score.length, score.far_near, score.cannot or ""
+        )
 
 
 def _measurements_of_cases(result: TrialResult) -> Iterator[_Measurement]:

@@ -11,9 +11,9 @@ from posenc.compare.page import figures
 from posenc.compare.page.numbers import csv_text, facts_of
 from posenc.compare.page.settings import facts_to_repeat, paper_links, specs_table, tuning_sections
 from posenc.compare.page.tables import (
-    BOTH_INTERVALS,
     HOW_TO_READ_TASKS,
     HOW_TO_READ_TEXT,
+    NOTE_ON_INTERVALS,
     curve_table,
     matrix_of_tasks,
     reading_sections,
@@ -24,7 +24,7 @@ from posenc.compare.page.tables import (
 from posenc.compare.results import Study, with_labels
 from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.objectives import objective_of
-from posenc.compare.trial.run_trial import AXES
+from posenc.compare.trial.run_trial import AXES_KEY
 from posenc.files.atomic import write_atomically
 from posenc.report.figure_files import write_page
 from posenc.report.html_page import page_of
@@ -55,16 +55,16 @@ def _subtitle(study: Study) -> str:
     parts = []
     if study.corpus is not None:
         config = study.of_task(TEXT).trials[0]
-        longest = max(config.test_lengths)
+        longest_length = max(config.test_lengths)
         parts.append(
-            f"Trained on {config.train_length:,} bytes at a time, tested up to {longest:,}. "
+            f"Trained on {config.train_length:,} bytes at a time, tested up to {longest_length:,}. "
             f"Text: {study.corpus.name}."
         )
         if note := objective_of(config).scoring_note:
             parts.append(note)
     if study.sequence_tasks:
-        names = ", ".join(study.sequence_tasks)
-        parts.append(f"Trained on short sequences, tested on longer ones: {names}.")
+        tasks_in_words = ", ".join(study.sequence_tasks)
+        parts.append(f"Trained on short sequences, tested on longer ones: {tasks_in_words}.")
     return " ".join(parts)
 
 
@@ -74,16 +74,16 @@ def cautions_of(study: Study) -> Iterator[str]:
     for name, why in study.unchecked.items():
         yield f"{name} is compared unchecked, and its losses mean nothing: {why}."
     yield from dict.fromkeys(
-        f"{trial.config.encoding}: a position has {trial.spec[AXES]} components, and in a row of "
-        "tokens each of them is the token's number; compare it on --task grid too."
+        f"{trial.config.encoding}: a position has {trial.spec[AXES_KEY]} components, and in a row "
+        "of tokens each of them is the token's number; compare it on --task grid too."
         for trial in study.finished
-        if AXES in trial.spec and _has_one_axis(trial.config)
+        if AXES_KEY in trial.spec and _has_one_axis(trial.config)
     )
     if study.missing:
-        names = ", ".join(map(describe_trial, study.missing))
+        missing_in_words = ", ".join(map(describe_trial, study.missing))
         yield (
             f"This study is not finished: {len(study.results)} of {len(study.trials)} trials have "
-            f"run. Missing: {names}. Run its command again; it goes on where it stopped."
+            f"run. Missing: {missing_in_words}. Run its command again; it goes on where it stopped."
         )
     if study.failed:
         yield f"{_trials_in_words(len(study.failed))} failed; the reasons are in a table."
@@ -101,24 +101,26 @@ def _has_one_axis(config: TrialConfig) -> bool:
 
 def _sections(study: Study) -> Iterator[Section]:
     """Yield the sections of the report, those of which nothing was measured left out."""
-    text = study.of_task(TEXT)
+    text_study = study.of_task(TEXT)
     if study.reused:
-        reused = [
+        reuse_notes = [
             f"{_trials_in_words(n)} reused from {where}." for where, n in study.reused.items()
         ]
-        yield Section("", reused)
+        yield Section("", reuse_notes)
     if study.tasks:
         yield Section("Tasks", [matrix_of_tasks(study)])
         yield Section("", [HOW_TO_READ_TASKS], detail=True)
     if study.summary:
-        yield Section("Text", [text_table(text)])
+        yield Section("Text", [text_table(text_study)])
         yield Section("", [HOW_TO_READ_TEXT], detail=True)
-        yield from reading_sections(text)
-        yield Section("Curves", [*figures.curve_plots(text), curve_table(text)], detail=True)
+        yield from reading_sections(text_study)
+        yield Section(
+            "Curves", [*figures.curve_plots(text_study), curve_table(text_study)], detail=True
+        )
     if study.tasks:
         tables = []
-        for task, rows in group_by_task(study.tasks):
-            tables.append(task_table(task, rows, study.of_task(task).trials[0]))
+        for task, summaries in group_by_task(study.tasks):
+            tables.append(task_table(task, summaries, study.of_task(task).trials[0]))
         yield Section("Tasks by length", [*tables, *figures.task_plots(study)])
     if study.rates:
         yield from tuning_sections(study)
@@ -137,7 +139,7 @@ def _details(study: Study) -> Iterator[Block]:
     """Yield what the page unfolds: every seed, settings, how to repeat it."""
     if study.summary:
         tables = map(seeds_table, standings(study.of_task(TEXT)))
-        yield Fold("Every seed, and both intervals", [*tables, BOTH_INTERVALS])
+        yield Fold("Every seed, and both intervals", [*tables, NOTE_ON_INTERVALS])
     if study.finished:
         yield Fold("The settings of every encoding", [specs_table(study)])
     yield Fold("How to repeat it", [Code(study.command), Facts(facts_to_repeat(study))])
@@ -151,12 +153,12 @@ def write_report_files(study: Study, folder: Path) -> None:
     page_of(report_of(study)).write(folder / "report.html")
 
 
-def write_figures(study: Study, figures: Path | None) -> list[str]:
+def write_figures(study: Study, figures_folder: Path | None) -> list[str]:
     """Write the figures and tables of a study where they were asked for; return notes."""
-    if figures is None:
+    if figures_folder is None:
         return []
-    notes = write_page(page_of(report_of(study)), None, figures)
-    return [*notes, f"Figures: {figures}"]
+    notes = write_page(page_of(report_of(study)), None, figures_folder)
+    return [*notes, f"Figures: {figures_folder}"]
 
 
 def show_study(study: Study, folder: Path, console: Console, as_json: bool = False) -> None:

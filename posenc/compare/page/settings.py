@@ -9,7 +9,7 @@ from posenc.compare.trial.run_trial import window_of_rotated_layers
 from posenc.report.report import Block, Heading, Links, Number, Section, Table, Value
 from posenc.tasks.registry import TASKS
 
-_PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+_PAPER_PATTERN = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 _OMITTED_KEYS = {"name", "class", "source", "parameters shared by", "num_heads", "head_dim"}
 """Keys of a spec that are left out: names in the code, and sizes of the model."""
 _HOW_TUNED = (
@@ -55,12 +55,12 @@ def _tuning_blocks(study: Study) -> Iterator[Block]:
     if study.rates_from:
         num_shown = sum(len(check.tried) for check in study.rates)
         # The record counts its trials of all encodings, and this study may have fewer of them.
-        source = re.sub(r"^\d+ trials\b", f"{num_shown} trials", study.rates_from)
-        yield f"This run did not search: the choices are recorded, from {source}."
-    turned = pairs_turned_by_tuning(study.rates)
-    if turned:
-        pairs = "; ".join(f"{b} before {a}" for a, b in turned)
-        yield f"Not tuned, the search's trials would be in another order: {pairs}."
+        record_in_words = re.sub(r"^\d+ trials\b", f"{num_shown} trials", study.rates_from)
+        yield f"This run did not search: the choices are recorded, from {record_in_words}."
+    turned_pairs = pairs_turned_by_tuning(study.rates)
+    if turned_pairs:
+        pairs_in_words = "; ".join(f"{b} before {a}" for a, b in turned_pairs)
+        yield f"Not tuned, the search's trials would be in another order: {pairs_in_words}."
     else:
         yield "Not tuned, the search's trials would be in the same order."
 
@@ -68,11 +68,11 @@ def _tuning_blocks(study: Study) -> Iterator[Block]:
 def _untuned_in_words(checks: Sequence[RateCheck]) -> str:
     """Return in words at which rates encodings are compared where none is tuned: `rate 0.002,
     tables 20 times that, usual setting`, or that they have rates of their own."""
-    plain = [check.tried[check.plain_at] for check in checks if check.plain_at is not None]
-    rates = {(tried.lr, tried.encoding_lr) for tried in plain}
-    if len(rates) != 1:
+    untuned = [check.tried[check.plain_at] for check in checks if check.plain_at is not None]
+    rate_pairs = {(tried.lr, tried.encoding_lr) for tried in untuned}
+    if len(rate_pairs) != 1:
         return "their own rates, usual setting"
-    lr, factor = rates.pop()
+    lr, factor = rate_pairs.pop()
     return f"rate {lr:g}, tables {factor:g} times that, usual setting"
 
 
@@ -81,25 +81,35 @@ def pairs_turned_by_tuning(
 ) -> list[tuple[str, str]]:
     """Return the pairs (a, b) in which `a` is ahead after tuning alike and `b` with one rate and
     the usual settings for all, both by more than `margin` bits, among the trials of a search."""
-    losses = {}
+    tuned_and_plain_bits = {}
     for check in checks:
-        tuned = None if check.best is None else check.best.bits
-        if check.plain_bits is not None and tuned is not None:
-            losses[check.encoding] = (tuned, check.plain_bits)
+        tuned_bits = None if check.best is None else check.best.bits
+        if check.plain_bits is not None and tuned_bits is not None:
+            tuned_and_plain_bits[check.encoding] = (tuned_bits, check.plain_bits)
     return [
         (a, b)
-        for a in losses
-        for b in losses
-        if losses[b][0] - losses[a][0] > margin and losses[a][1] - losses[b][1] > margin
+        for a in tuned_and_plain_bits
+        for b in tuned_and_plain_bits
+        if tuned_and_plain_bits[b][0] - tuned_and_plain_bits[a][0] > margin
+        and tuned_and_plain_bits[a][1] - tuned_and_plain_bits[b][1] > margin
     ]
 
 
 def _tuning_row(check: RateCheck) -> list[Value]:
     """Return the row of an encoding in the table of the search."""
-    plain = None if check.plain_bits is None else Number(check.plain_bits, form=".3f")
+    plain_cell = None if check.plain_bits is None else Number(check.plain_bits, form=".3f")
     best = check.best
     if best is None or best.bits is None:
-        return [check.encoding, len(check.tried), "none trained", None, None, None, plain, None]
+        return [
+            check.encoding,
+            len(check.tried),
+            "none trained",
+            None,
+            None,
+            None,
+            plain_cell,
+            None,
+        ]
     return [
         check.encoding,
         len(check.tried),
@@ -107,28 +117,28 @@ def _tuning_row(check: RateCheck) -> list[Value]:
         f"{best.lr:g}",
         f"{best.encoding_lr:g}",
         Number(best.bits, form=".3f"),
-        plain,
+        plain_cell,
         ", ".join(check.edges) or "none",
     ]
 
 
-def _rate_table(rates: Sequence[RateCheck]) -> Table:
+def _rate_table(checks: Sequence[RateCheck]) -> Table:
     """Return the learning rates that were tried, a row for each task and encoding."""
-    factors = [f"x{factor:g}" for factor in RATE_FACTORS]
+    factor_headings = [f"x{factor:g}" for factor in RATE_FACTORS]
     rows = []
-    for check in rates:
+    for check in checks:
         cells = [_tried_text(tried) for tried in check.tried]
         rows.append([check.encoding, check.task, *cells, _chosen_text(check)])
     caption = "Learning rates, by the loss on validation data like that of training."
-    header = ["encoding", "task", *factors, "taken"]
+    header = ["encoding", "task", *factor_headings, "taken"]
     return Table(header, rows, caption, name="learning-rates")
 
 
 def _tried_text(tried: RateTried) -> str:
     """Return the learning rate and the validation loss of a trial, such as "0.001: 2.345"; "0.001:
     failed" if it has none. Units: bits per byte or, for a task, per target."""
-    loss = "failed" if tried.bits is None else f"{tried.bits:.3f}"
-    return f"{tried.lr:g}: {loss}"
+    loss_text = "failed" if tried.bits is None else f"{tried.bits:.3f}"
+    return f"{tried.lr:g}: {loss_text}"
 
 
 def _chosen_text(check: RateCheck) -> str:
@@ -145,17 +155,17 @@ def _chosen_text(check: RateCheck) -> str:
 
 def specs_table(study: Study) -> Table:
     """Return a row for each encoding, or for each task if its settings depend on the task."""
-    specs: dict[str, dict[str, list[Value]]] = {}
-    for trial in study.finished:
-        of_encoding = specs.setdefault(trial.config.encoding, {})
-        of_encoding.setdefault(trial.config.task, _setting_cells(trial))
+    cells_by_encoding: dict[str, dict[str, list[Value]]] = {}
+    for result in study.finished:
+        cells_by_task = cells_by_encoding.setdefault(result.config.encoding, {})
+        cells_by_task.setdefault(result.config.task, _setting_cells(result))
     rows = []
-    for name, by_task in specs.items():
-        first, *others = by_task.values()
-        if all(spec == first for spec in others):
-            rows.append([name, *first])
+    for name, cells_of_tasks in cells_by_encoding.items():
+        first_cells, *other_cells = cells_of_tasks.values()
+        if all(cells == first_cells for cells in other_cells):
+            rows.append([name, *first_cells])
         else:
-            rows += [[f"{name} on {task}", *spec] for task, spec in by_task.items()]
+            rows += [[f"{name} on {task}", *cells] for task, cells in cells_of_tasks.items()]
     header = [
         "encoding",
         Heading("own parameters", "trained"),
@@ -166,19 +176,19 @@ def specs_table(study: Study) -> Table:
     return Table(header, rows, cards=True, name="settings")
 
 
-def _setting_cells(trial: TrialResult) -> list[Value]:
+def _setting_cells(result: TrialResult) -> list[Value]:
     """Return the cells of an encoding's settings: parameters, what shares them, its arguments, its
     source."""
-    spec = {k: v for k, v in trial.spec.items() if k not in _OMITTED_KEYS and "<" not in v}
-    window = window_of_rotated_layers(trial)
+    spec = {k: v for k, v in result.spec.items() if k not in _OMITTED_KEYS and "<" not in v}
+    window = window_of_rotated_layers(result)
     if window is not None:
         spec["window_size"] = f"{window} in layers with rotation, counting the query's own"
-    settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in spec.items() if v != "None")
-    settings += f", learning rate {trial.config.lr:g}"
-    if trial.encoding_parameters:
-        settings += f", its tables {trial.config.encoding_lr:g} times that"
-    shared = trial.spec.get("parameters shared by", "")
-    return [trial.encoding_parameters, shared, settings, trial.spec.get("source")]
+    settings_text = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in spec.items() if v != "None")
+    settings_text += f", learning rate {result.config.lr:g}"
+    if result.encoding_parameters:
+        settings_text += f", its tables {result.config.encoding_lr:g} times that"
+    sharers = result.spec.get("parameters shared by", "")
+    return [result.encoding_parameters, sharers, settings_text, result.spec.get("source")]
 
 
 def paper_links(study: Study) -> Links:
@@ -186,7 +196,7 @@ def paper_links(study: Study) -> Links:
     sources = {result.config.encoding: result.spec.get("source", "") for result in study.finished}
     addresses = {}
     for encoding, source in sources.items():
-        if paper := _PAPER.search(source):
+        if paper := _PAPER_PATTERN.search(source):
             addresses[f"{encoding}: {paper[0]}"] = f"https://arxiv.org/abs/{paper[1]}"
     return Links(addresses)
 
@@ -212,9 +222,9 @@ def _text_facts(study: Study) -> dict[str, str]:
     corpus = study.corpus
     if corpus is None:
         return {}
-    files = "file" if corpus.num_files == 1 else "files"
+    file_word = "file" if corpus.num_files == 1 else "files"
     return {
-        "text": f"{corpus.name}, {corpus.num_files:,} {files}, hash {corpus.hash}",
+        "text": f"{corpus.name}, {corpus.num_files:,} {file_word}, hash {corpus.hash}",
         "split": (
             f"{corpus.split}: {corpus.train_bytes:,} bytes to train on, {corpus.valid_bytes:,} to "
             f"validate, {corpus.test_bytes:,} to test"
@@ -232,18 +242,18 @@ def _model_fact(config: TrialConfig) -> str:
 
 def _training_fact(trial: TrialConfig, study: Study) -> tuple[str, str]:
     """Return how the trials of this one's task were trained, as the name of a fact and its text."""
-    name = "training" if trial.is_on_text else f"training on {trial.task}"
+    fact_name = "training" if trial.is_on_text else f"training on {trial.task}"
     unit = "bytes" if trial.is_on_text else TASKS[trial.task].length_unit
     peaks = sorted({t.lr for t in study.trials if t.task == trial.task})
-    rate = f"peak learning rate {peaks[0]:g}"
+    rate_text = f"peak learning rate {peaks[0]:g}"
     if len(peaks) > 1:
-        rate = f"peak learning rates from {peaks[0]:g} to {peaks[-1]:g} as in their table"
+        rate_text = f"peak learning rates from {peaks[0]:g} to {peaks[-1]:g} as in their table"
     factors = sorted({t.encoding_lr for t in study.trials if t.task == trial.task})
-    tables = f"tables of encodings {factors[0]:g} times it"
+    tables_text = f"tables of encodings {factors[0]:g} times it"
     if len(factors) > 1:
-        tables = f"tables of encodings {factors[0]:g} to {factors[-1]:g} times it"
-    compiled = ", compiled" if trial.compile else ""
-    return name, (
-        f"{trial.steps:,} steps of {trial.batch} × {trial.train_length:,} {unit}, {rate}, "
-        f"{tables}, {trial.precision} on {trial.device}{compiled}"
+        tables_text = f"tables of encodings {factors[0]:g} to {factors[-1]:g} times it"
+    compiled_note = ", compiled" if trial.compile else ""
+    return fact_name, (
+        f"{trial.steps:,} steps of {trial.batch} × {trial.train_length:,} {unit}, {rate_text}, "
+        f"{tables_text}, {trial.precision} on {trial.device}{compiled_note}"
     )

@@ -49,7 +49,7 @@ _HOW_TO_READ_ROWS = (
     "validation loss when the fastest encoding ends, read from each curve, with the range over "
     "seeds and costs; a schedule for so many steps would do better."
 )
-BOTH_INTERVALS = (
+NOTE_ON_INTERVALS = (
     "± over seeds is half of an interval that holds for all pairs together, near and far: the "
     "residual spread of a least-squares fit of encodings and seeds, pooled over all encodings and "
     "with what earlier studies had, and the studentized range; those tied for the best are judged "
@@ -66,7 +66,7 @@ def text_table(study: Study) -> Table:
     places = near_and_far(study)
     lengths = study.trials[0].test_lengths[1:]
     # Encodings that fail the contract may be all that were measured on far bytes.
-    has_far = places.far is not None or any(row.far for row in rows_of(study))
+    has_far = places.far is not None or any(row.far_by_length for row in rows_of(study))
     header = [
         "encoding",
         Heading(f"{study.trials[0].train_length:,} bytes", "bits per byte"),
@@ -77,103 +77,105 @@ def text_table(study: Study) -> Table:
         Heading("seeds", "that finished"),
     ]
     by_name = rows_by_name(study)
-    equal = at_equal_time(study)
-    cells = []
+    equal_time = at_equal_time(study)
+    table_rows = []
     for name in _rows_in_order(study, places, by_name):
-        seeds = by_name[name]
-        near = _near_cell(name, seeds, places)
-        far = [_far_cell(name, seeds, places)] if has_far else []
-        windows = [_window_cell(name, length, seeds) for length in lengths]
-        sizes = [seeds[0].parameters, _speed_cell(seeds, equal), len(seeds)]
-        cells.append([name, near, *far, *windows, *sizes])
+        seed_rows = by_name[name]
+        near_cell = _near_cell(name, seed_rows, places)
+        far_cells = [_far_cell(name, seed_rows, places)] if has_far else []
+        window_cells = [_window_cell(name, length, seed_rows) for length in lengths]
+        last_cells = [seed_rows[0].parameters, _speed_cell(seed_rows, equal_time), len(seed_rows)]
+        table_rows.append([name, near_cell, *far_cells, *window_cells, *last_cells])
     caption = f"Best first. {describe_detectable_difference(study)}"
     if has_far:
         caption += (
             " The two judged columns are of different bytes of the text: compare rows, not columns."
         )
-    return Table(header, cells, caption, cards=True, name="text")
+    return Table(header, table_rows, caption, cards=True, name="text")
 
 
 def _rows_in_order(study: Study, places: Places, by_name: Mapping[str, Sequence[Row]]) -> list[str]:
     """Return the names of all rows, encodings best first; of each encoding the judged row first.
 
     by_name: every row, with each seed."""
-    judged = set(places.far.order) if places.far else set()
-    ordered = []
+    judged_names = set(places.far.order) if places.far else set()
+    ordered_names = []
     for encoding in best_first(study):
-        names = [name for name, seeds in by_name.items() if seeds[0].encoding == encoding]
-        ordered += sorted(names, key=lambda name: name not in judged)
-    return ordered
+        names = [name for name, seed_rows in by_name.items() if seed_rows[0].encoding == encoding]
+        ordered_names += sorted(names, key=lambda name: name not in judged_names)
+    return ordered_names
 
 
-def _near_cell(name: str, seeds: Sequence[Row], places: Places) -> Value:
+def _near_cell(name: str, seed_rows: Sequence[Row], places: Places) -> Value:
     """Return the cell of a row's mean loss at the training length, with its verdict if it is
     judged."""
-    near_row_of = places.near_row_of.get(name, name)
-    if places.near is not None and near_row_of in places.near.order:
-        return _judged_cell(places.near, near_row_of)
-    if any(row.trial.train_length not in row.loss for row in seeds):
+    judged_name = places.near_row_of.get(name, name)
+    if places.near is not None and judged_name in places.near.order:
+        return _judged_cell(places.near, judged_name)
+    if any(row.trial.train_length not in row.score_by_length for row in seed_rows):
         return None
-    known = [row.near.bits_per_byte for row in seeds if row.near.bits_per_byte is not None]
-    if len(known) < len(seeds):
-        cannot = next(row.near.cannot for row in seeds if row.near.bits_per_byte is None)
-        return Cell("cannot", note=f"{name}: {cannot}")
-    return Number(fmean(known), form=".3f")
+    losses = [row.near.bits_per_byte for row in seed_rows if row.near.bits_per_byte is not None]
+    if len(losses) < len(seed_rows):
+        reason = next(row.near.cannot for row in seed_rows if row.near.bits_per_byte is None)
+        return Cell("cannot", note=f"{name}: {reason}")
+    return Number(fmean(losses), form=".3f")
 
 
-def _far_cell(name: str, seeds: Sequence[Row], places: Places) -> Value:
+def _far_cell(name: str, seed_rows: Sequence[Row], places: Places) -> Value:
     """Return the cell of a row's mean loss on far bytes: with its verdict if it is judged. An
     encoding with failed trials has their number, and below it the mean of the others."""
     if places.far is not None and name in places.far.order:
         return _judged_cell(places.far, name)
     if name in places.unjudged_far_loss:
         return Number(places.unjudged_far_loss[name], form=".3f")
-    scores = _far_scores(seeds, max(seeds[0].trial.test_lengths))
-    known = [score.far for score in scores if score.far is not None]
-    encoding = seeds[0].encoding
+    scores = _far_scores(seed_rows, max(seed_rows[0].trial.test_lengths))
+    losses = [score.far for score in scores if score.far is not None]
+    encoding = seed_rows[0].encoding
     if encoding in places.failed:
-        failed, planned = places.failed[encoding]
-        of_others = f"{fmean(known):.3f} in the others" if known else ""
-        return Cell(f"failed {failed} of {planned}", second_line=of_others)
-    if len(known) < len(seeds):
+        num_failed, num_planned = places.failed[encoding]
+        note_on_others = f"{fmean(losses):.3f} in the others" if losses else ""
+        return Cell(f"failed {num_failed} of {num_planned}", second_line=note_on_others)
+    if len(losses) < len(seed_rows):
         return Cell("cannot")
-    return Number(fmean(known), form=".3f")
+    return Number(fmean(losses), form=".3f")
 
 
 def _judged_cell(standing: Standing, name: str) -> Cell:
     """Return the cell of a mean loss with its verdict, and its difference from the first in small
     letters."""
     verdict = standing.verdict(name)
-    apart = "" if name == standing.order[0] else str(_gap_from_first(standing, name))
+    gap_text = "" if name == standing.order[0] else str(_gap_from_first(standing, name))
     return Cell(
         Number(standing.mean(name), form=".3f", unit=f" {verdict}" if verdict else ""),
         strong=verdict in ("best", "tied"),
-        second_line=apart,
+        second_line=gap_text,
         tone={"best": 1, "tied": 2}.get(verdict, 0),
     )
 
 
-def _window_cell(name: str, length: int, seeds: Sequence[Row]) -> Value:
+def _window_cell(name: str, length: int, seed_rows: Sequence[Row]) -> Value:
     """Return the cell of a row's mean loss over whole windows of one length; None, which prints as
     a dash, where the row was not read at that length: the readings "window" and "tuned" have the
     shortest and the longest only."""
-    scores = [row.loss[length] for row in seeds if length in row.loss]
+    scores = [row.score_by_length[length] for row in seed_rows if length in row.score_by_length]
     if not scores:
         return None
-    known = [score.bits_per_byte for score in scores if score.bits_per_byte is not None]
-    if len(known) < len(scores):
-        cannot = next(score.cannot for score in scores if score.bits_per_byte is None)
-        return Cell("cannot", note=f"{name}: {cannot}")
-    return Number(fmean(known), form=".3f")
+    losses = [score.bits_per_byte for score in scores if score.bits_per_byte is not None]
+    if len(losses) < len(scores):
+        reason = next(score.cannot for score in scores if score.bits_per_byte is None)
+        return Cell("cannot", note=f"{name}: {reason}")
+    return Number(fmean(losses), form=".3f")
 
 
-def _speed_cell(seeds: Sequence[Row], equal: EqualTime | None) -> Value:
+def _speed_cell(seed_rows: Sequence[Row], equal_time: EqualTime | None) -> Value:
     """Return the cell of the tokens a second of training: the median, and the range over the steps
     or the trials that were measured; None if not measured."""
-    if equal is None or seeds[0].encoding not in equal.step_seconds:
+    if equal_time is None or seed_rows[0].encoding not in equal_time.step_seconds:
         return None
-    tokens_per_step = seeds[0].trial.batch * seeds[0].trial.train_length
-    speeds = [tokens_per_step / seconds for seconds in equal.step_seconds[seeds[0].encoding]]
+    tokens_per_step = seed_rows[0].trial.batch * seed_rows[0].trial.train_length
+    speeds = [
+        tokens_per_step / seconds for seconds in equal_time.step_seconds[seed_rows[0].encoding]
+    ]
     return _with_range(median(speeds), min(speeds), max(speeds), ",.0f")
 
 
@@ -191,26 +193,28 @@ def describe_detectable_difference(study: Study) -> str:
         return "With one encoding there is no difference."
     differences = []
     for standing in all_standings:
-        least = max(standing.least_significant_gap, standing.margin)
-        if least < math.inf:
-            differences.append(f"{least:.2f} {sentences.with_preposition(standing.where)}")
+        least_difference = max(standing.least_significant_gap, standing.margin)
+        if least_difference < math.inf:
+            differences.append(
+                f"{least_difference:.2f} {sentences.with_preposition(standing.where)}"
+            )
     if not differences:
         return "Without two seeds that differ no difference has an interval."
-    found = ", ".join(differences)
-    return f"Least difference that this study could detect among the best: {found}."
+    differences_in_words = ", ".join(differences)
+    return f"Least difference that this study could detect among the best: {differences_in_words}."
 
 
 def _gap_from_first(standing: Standing, name: str) -> Number:
     """Return the difference of an encoding from the first, and half of its interval if it has one:
     `+0.021 ± 0.010`."""
     gap = standing.gap(name)
-    half = f" ± {gap.half_width:.3f}" if gap.half_width < math.inf else ""
-    return Number(round(gap.value, 3) + 0.0, form="+.3f", unit=half)
+    half_width_text = f" ± {gap.half_width:.3f}" if gap.half_width < math.inf else ""
+    return Number(round(gap.value, 3) + 0.0, form="+.3f", unit=half_width_text)
 
 
 def curve_table(study: Study) -> Table:
     """Return what can be read from the curves, a row for each encoding."""
-    fell = bits_saved_by_doubling(study)
+    saved_bits = bits_saved_by_doubling(study)
     header = [
         "encoding",
         Heading("reach", f"bytes up to which the loss rises by at most {REACH_TOLERANCE - 1:.0%}"),
@@ -218,9 +222,13 @@ def curve_table(study: Study) -> Table:
     ]
     rows = []
     order = best_first(study)
-    for row in sorted(study.summary, key=lambda row: order.index(row.encoding)):
-        saved = Number(fell[row.encoding], form=".2f") if row.encoding in fell else None
-        rows.append([row.encoding, row.reach, saved])
+    for summary in sorted(study.summary, key=lambda summary: order.index(summary.encoding)):
+        saved_cell = (
+            Number(saved_bits[summary.encoding], form=".2f")
+            if summary.encoding in saved_bits
+            else None
+        )
+        rows.append([summary.encoding, summary.reach, saved_cell])
     return Table(header, rows, "What the curves show, by encoding.", cards=True, name="curves")
 
 
@@ -229,16 +237,16 @@ def seeds_table(standing: Standing) -> Table:
     first = standing.order[0]
     rows = []
     for name in standing.order:
-        seeds = standing.pairs.values[name]
-        of_seeds = " ".join(f"{seeds[seed]:.3f}" for seed in sorted(seeds))
-        windows = standing.gaps_over_windows.get((name, first))
+        value_by_seed = standing.pairs.values[name]
+        values_text = " ".join(f"{value_by_seed[seed]:.3f}" for seed in sorted(value_by_seed))
+        gap_over_windows = standing.gaps_over_windows.get((name, first))
         rows.append(
             [
                 name,
                 Number(standing.mean(name), form=".3f"),
-                Cell(of_seeds),
+                Cell(values_text),
                 None if name == first else _gap_from_first(standing, name),
-                None if windows is None else f"± {windows.half_width:.3f}",
+                None if gap_over_windows is None else f"± {gap_over_windows.half_width:.3f}",
                 standing.verdict(name),
             ]
         )
@@ -250,16 +258,16 @@ def seeds_table(standing: Standing) -> Table:
         Heading("in other windows", "± over windows of this text"),
         "verdict",
     ]
-    where = standing.where.replace(",", "").replace(" ", "-")
+    place_slug = standing.where.replace(",", "").replace(" ", "-")
     caption = f"Bits per byte {sentences.with_preposition(standing.where)}."
-    return Table(header, rows, caption, cards=True, name=f"seeds-at-{where}")
+    return Table(header, rows, caption, cards=True, name=f"seeds-at-{place_slug}")
 
 
 def reading_sections(study: Study) -> Iterator[Section]:
     """Yield the section of the rows of a text; nothing if no row has far losses, as in old
     results, which the section of the text then says."""
     rows = rows_of(study)
-    if not any(row.far for row in rows):
+    if not any(row.far_by_length for row in rows):
         if any(len(row.trial.test_lengths) > 1 for row in rows):
             yield Section("", ["Losses on far bytes alone were not measured in this run."])
         return
@@ -270,101 +278,118 @@ def reading_sections(study: Study) -> Iterator[Section]:
 def _row_blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
     """Yield the table of rows, and a note where the text has few windows."""
     trial = rows[0].trial
-    longest = max(trial.test_lengths)
-    equal = at_equal_time(study)
+    longest_length = max(trial.test_lengths)
+    equal_time = at_equal_time(study)
     header = [
         "row",
         Heading("near context", f"bits per byte, {far_place_in_words(study)}"),
         Heading("far context saves", "bits per byte"),
         Heading("context used", "bytes"),
-        Heading("costs", _base_of_costs(equal)),
+        Heading("costs", _base_of_costs(equal_time)),
         Heading("equal time", "bits per byte, validation; range"),
     ]
-    ordered = sorted(rows_by_name(study).items(), key=lambda item: _sort_key(item[1], longest))
-    table = [_table_row(name, of_name, longest, equal) for name, of_name in ordered]
+    ordered_rows = sorted(
+        rows_by_name(study).items(), key=lambda item: _sort_key(item[1], longest_length)
+    )
+    table_rows = [
+        _table_row(name, seed_rows, longest_length, equal_time) for name, seed_rows in ordered_rows
+    ]
     caption = "Lowest far loss first."
-    if equal is not None:
+    if equal_time is not None:
         measured_at = (
             f"with {trial.precision} on the {trial.device} of this run at "
             f"{trial.train_length:,} bytes"
         )
         caption += (
-            f" Costs are multiples of {equal.cheapest}'s training time, {measured_at}; elsewhere "
-            "they differ."
+            f" Costs are multiples of {equal_time.cheapest}'s training time, {measured_at}; "
+            "elsewhere they differ."
         )
-    yield Table(header, table, caption, cards=True, name="rows")
-    counts = {len(row.far[longest].windows) for row in rows if row.far.get(longest)} - {0}
-    if counts and max(counts) < (trial.num_windows or 0):
+    yield Table(header, table_rows, caption, cards=True, name="rows")
+    window_counts = {
+        len(row.far_by_length[longest_length].windows)
+        for row in rows
+        if row.far_by_length.get(longest_length)
+    } - {0}
+    if window_counts and max(window_counts) < (trial.num_windows or 0):
         yield (
-            f"The far bytes are those of {max(counts)} windows, not {trial.num_windows}: the test "
-            f"text has room for no more of {longest:,} bytes, so its intervals are wide."
+            f"The far bytes are those of {max(window_counts)} windows, not {trial.num_windows}: "
+            f"the test text has room for no more of {longest_length:,} bytes, so its intervals are "
+            "wide."
         )
 
 
-def _base_of_costs(equal: EqualTime | None) -> str:
+def _base_of_costs(equal_time: EqualTime | None) -> str:
     """Return in words of which training time the costs are multiples. By the ratios of steps in
     turns another encoding may cost a little less than this one: each is a median of its own."""
-    base = "the cheapest" if equal is None else f"{equal.cheapest}'s"
+    base = "the cheapest" if equal_time is None else f"{equal_time.cheapest}'s"
     return f"times {base} training; range"
 
 
-def _sort_key(rows: Sequence[Row], longest: int) -> tuple[float, float]:
+def _sort_key(rows: Sequence[Row], longest_length: int) -> tuple[float, float]:
     """Return the sort key of a row's seeds: far loss, then near loss; those without come last."""
-    far = [score.far for score in _far_scores(rows, longest) if score.far is not None]
-    near = [row.near.bits_per_byte for row in rows if row.near.bits_per_byte is not None]
-    return fmean(far) if far else math.inf, fmean(near) if near else math.inf
+    far_losses = [score.far for score in _far_scores(rows, longest_length) if score.far is not None]
+    near_losses = [row.near.bits_per_byte for row in rows if row.near.bits_per_byte is not None]
+    mean_far_loss = fmean(far_losses) if far_losses else math.inf
+    mean_near_loss = fmean(near_losses) if near_losses else math.inf
+    return mean_far_loss, mean_near_loss
 
 
-def _far_scores(rows: Sequence[Row], longest: int) -> list[FarScore]:
+def _far_scores(rows: Sequence[Row], longest_length: int) -> list[FarScore]:
     """Return the far scores at the longest length of those seeds that have one."""
-    return [row.far[longest] for row in rows if longest in row.far]
+    return [
+        row.far_by_length[longest_length] for row in rows if longest_length in row.far_by_length
+    ]
 
 
 def _table_row(
-    name: str, rows: Sequence[Row], longest: int, equal: EqualTime | None
+    name: str, rows: Sequence[Row], longest_length: int, equal_time: EqualTime | None
 ) -> list[Value]:
     """Return the table's row of an encoding in a reading: means over seeds."""
-    context_cells = _context_cells(name, rows, _far_scores(rows, longest))
-    return [name, *context_cells, *_time_cells(rows, equal)]
+    context_cells = _context_cells(name, rows, _far_scores(rows, longest_length))
+    return [name, *context_cells, *_time_cells(rows, equal_time)]
 
 
 def _context_cells(name: str, rows: Sequence[Row], scores: Sequence[FarScore]) -> list[Value]:
     """Return the three cells of a row on the context of far bytes: their loss with near context
     only, what far context saves, how many bytes of context the row uses. scores: those of the
     longest windows."""
-    cannot = next((score.cannot for score in scores if score.cannot), None)
-    far = [score.far for score in scores if score.far is not None]
-    with_near = [score.far_near for score in scores if score.far_near is not None]
-    if cannot is not None or not far or not with_near:
-        return [Cell("cannot", note=f"{name}: {cannot or 'not measured'}"), None, None]
-    near_context_cell = Number(fmean(with_near), form=".3f")
+    reason = next((score.cannot for score in scores if score.cannot), None)
+    far_losses = [score.far for score in scores if score.far is not None]
+    near_context_losses = [score.far_near for score in scores if score.far_near is not None]
+    if reason is not None or not far_losses or not near_context_losses:
+        return [Cell("cannot", note=f"{name}: {reason or 'not measured'}"), None, None]
+    near_context_cell = Number(fmean(near_context_losses), form=".3f")
     use = context_use(rows)
     if use is None:
         return [near_context_cell, None, None]
-    half = "" if use.saved.half_width == math.inf else f" ± {use.saved.half_width:.3f}"
-    saved = Number(round(use.saved.value, 3) + 0.0, form="+.3f", unit=half)
-    return [near_context_cell, saved, range_of_context(use) or None]
+    half_width_text = "" if use.saved.half_width == math.inf else f" ± {use.saved.half_width:.3f}"
+    saved_cell = Number(round(use.saved.value, 3) + 0.0, form="+.3f", unit=half_width_text)
+    return [near_context_cell, saved_cell, range_of_context(use) or None]
 
 
-def _time_cells(rows: Sequence[Row], equal: EqualTime | None) -> list[Value]:
+def _time_cells(rows: Sequence[Row], equal_time: EqualTime | None) -> list[Value]:
     """Return the cells of a row on time: what training costs, with its range, and the loss at equal
     time; None where time was not measured."""
     encoding = rows[0].encoding
-    times = None if equal is None else equal.times(encoding, equal.cheapest)
-    if equal is None or times is None:
+    cost_ratio = (
+        None if equal_time is None else equal_time.known_ratio(encoding, equal_time.cheapest)
+    )
+    if equal_time is None or cost_ratio is None:
         return [None, None]
-    with_tuning = median(row.seconds / row.trained_seconds if row.seconds else 1.0 for row in rows)
-    estimate, lowest, highest = (with_tuning * ratio for ratio in times)
-    cost = _with_range(estimate, lowest, highest, ".2f")
-    losses = equal.losses.get(encoding, {})
+    tuning_factor = median(
+        row.seconds / row.trained_seconds if row.seconds else 1.0 for row in rows
+    )
+    estimate, lowest, highest = (tuning_factor * ratio for ratio in cost_ratio)
+    cost_cell = _with_range(estimate, lowest, highest, ".2f")
+    losses = equal_time.losses.get(encoding, {})
     # The curve is that of training as usual: other readings have none of their own.
     if not losses or rows[0].reading != "trained":
-        return [cost, None]
-    mean = fmean(losses.values())
-    ranges = equal.loss_ranges.get(encoding, {}).values()
-    lowest_loss = min((low for low, _ in ranges), default=mean)
-    highest_loss = max((high for _, high in ranges), default=mean)
-    return [cost, _with_range(mean, lowest_loss, highest_loss, ".3f")]
+        return [cost_cell, None]
+    mean_loss = fmean(losses.values())
+    loss_ranges = equal_time.loss_ranges.get(encoding, {}).values()
+    lowest_loss = min((low for low, _ in loss_ranges), default=mean_loss)
+    highest_loss = max((high for _, high in loss_ranges), default=mean_loss)
+    return [cost_cell, _with_range(mean_loss, lowest_loss, highest_loss, ".3f")]
 
 
 MAX_TONE = 4
@@ -382,24 +407,26 @@ HOW_TO_READ_TASKS = (
 
 def matrix_of_tasks(study: Study) -> Table:
     """Return a table with a row per encoding, best first, and a column per task."""
-    columns = standing_by_column(study)
-    ranks = ranks_without_a_task(study) if "all" in columns else {}
+    standing_of_column = standing_by_column(study)
+    ranks = ranks_without_a_task(study) if "all" in standing_of_column else {}
     summaries = {(row.encoding, row.task): row for row in study.tasks}
     rows = []
-    for name in order_by_standings(study, columns.values()):
+    for name in order_by_standings(study, standing_of_column.values()):
         row: list[Value] = [name]
-        for key, standing in columns.items():
-            small = ""
-            if key == "all" and name in ranks:
-                small = _rank_range(*ranks[name])
-            elif (name, key) in summaries:
-                small = _learned_text(summaries[name, key])
-            row.append(_mean_cell(standing, name, small))
-        of_name = [summary for summary in study.tasks if summary.encoding == name]
-        by_every_seed = sum(summary.learned == summary.num_seeds for summary in of_name)
-        row.append(f"{by_every_seed} of {len(study.sequence_tasks)}")
+        for column, standing in standing_of_column.items():
+            second_line = ""
+            if column == "all" and name in ranks:
+                second_line = _rank_range(*ranks[name])
+            elif (name, column) in summaries:
+                second_line = _learned_text(summaries[name, column])
+            row.append(_mean_cell(standing, name, second_line))
+        summaries_of_name = [summary for summary in study.tasks if summary.encoding == name]
+        num_learned_by_every_seed = sum(
+            summary.learned == summary.num_seeds for summary in summaries_of_name
+        )
+        row.append(f"{num_learned_by_every_seed} of {len(study.sequence_tasks)}")
         rows.append(row)
-    header = ["encoding", *map(_heading_of_column, columns)]
+    header = ["encoding", *map(_heading_of_column, standing_of_column)]
     header.append(Heading("tasks learned", "by every seed"))
     return Table(header, rows, "Best first.", cards=True, name="tasks")
 
@@ -414,15 +441,15 @@ def _heading_of_column(key: str) -> Heading:
     return Heading(key, TASKS[key].metric)
 
 
-def _mean_cell(standing: Standing, name: str, small: str) -> Cell:
+def _mean_cell(standing: Standing, name: str, second_line: str) -> Cell:
     """Return an encoding's mean, coloured by its tier if differences can be significant; a dash
-    where it does not run. small: the second line."""
+    where it does not run."""
     if name not in standing.order:
-        return Cell("–", second_line=small)
+        return Cell("–", second_line=second_line)
     is_decided = standing.pairs.least_significant_gap < math.inf
     tone = min(standing.tier(name), MAX_TONE) if is_decided else 0
     mean = Number(standing.mean(name), form=".2f")
-    return Cell(mean, second_line=small, tone=tone, strong=tone == 1)
+    return Cell(mean, second_line=second_line, tone=tone, strong=tone == 1)
 
 
 def _rank_range(lowest: int, highest: int) -> str:
@@ -450,9 +477,9 @@ def task_table(task: str, summaries: Sequence[TaskSummary], trial: TrialConfig) 
         Heading("parameters", "of the whole model"),
     ]
     rows = []
-    for row in summaries:
-        scores = [_score_cell(row, case) for case in row.cases]
-        rows.append([row.encoding, _learned_text(row), *scores, row.parameters])
+    for summary in summaries:
+        score_cells = [_score_cell(summary, case) for case in summary.cases]
+        rows.append([summary.encoding, _learned_text(summary), *score_cells, summary.parameters])
     for policy, levels in figures.levels_of_policies(task, summaries[0].cases, trial).items():
         rows.append([policy, "no model", *(Number(level, form=".3f") for level in levels), None])
     caption = (
@@ -468,9 +495,9 @@ def _case_name(case: CaseSummary) -> str:
     return f"{case.length:,}, {case.variant}" if case.variant else f"{case.length:,}"
 
 
-def _score_cell(row: TaskSummary, case: CaseSummary) -> Cell:
+def _score_cell(summary: TaskSummary, case: CaseSummary) -> Cell:
     """Return the mean score of a case with that of every seed, or a note why there is none."""
     if case.mean is None:
-        return Cell("cannot", note=f"{row.encoding}: {case.cannot}")
-    seeds = ", ".join(f"{value:.2f}" for value in case.seeds)
-    return Cell(Number(case.mean, form=".3f"), second_line=seeds)
+        return Cell("cannot", note=f"{summary.encoding}: {case.cannot}")
+    scores_in_words = ", ".join(f"{value:.2f}" for value in case.seeds)
+    return Cell(Number(case.mean, form=".3f"), second_line=scores_in_words)

@@ -33,9 +33,9 @@ BYTES_PER_TRIAL = 2000
 
 
 def check_cost(
-    planned: Sequence[TrialConfig],
+    task_trials: Sequence[TrialConfig],
     encodings: Sequence[str],
-    seeds: int,
+    num_seeds: int,
     workers: int,
     yes: bool,
     local_workers: int | None = None,
@@ -44,22 +44,22 @@ def check_cost(
     more than a week at STEPS_PER_SECOND; `check_seconds` judges what was measured. Allocates
     nothing itself.
 
-    planned: one trial for each task.
+    task_trials: one for each task.
     workers: trials at a time.
     local_workers: those of them on this machine, None for all; they must fit into its memory.
 
     Raises: ValueError, also if an encoding cannot be built for this model or has too few positions
     for training.
     """
-    trials_of_a_task = seeds * len(encodings)
-    num_trials = trials_of_a_task * len(planned)
+    trials_of_a_task = num_seeds * len(encodings)
+    num_trials = trials_of_a_task * len(task_trials)
     check_memory_or_disk(
         f"{num_trials:,} trials",
         num_trials * BYTES_PER_TRIAL,
         hardware.memory_bytes(),
         "Take fewer --seeds.",
     )
-    for trial in planned:
+    for trial in task_trials:
         # Check the model first: its sizes may exceed those of a tensor.
         _check_model_memory(trial, local_workers or workers, 0)
         most_parameters = 0
@@ -68,9 +68,9 @@ def check_cost(
             _check_positions(trial, name, encoding)
             most_parameters = max(most_parameters, sum(p.numel() for p in encoding.parameters()))
         _check_model_memory(trial, local_workers or workers, most_parameters)
-    steps = sum(trials_of_a_task * trial.steps for trial in planned)
-    least_seconds = steps // STEPS_PER_SECOND // workers
-    _check_week(planned, num_trials, least_seconds, yes)
+    total_steps = sum(trials_of_a_task * trial.steps for trial in task_trials)
+    least_seconds = total_steps // STEPS_PER_SECOND // workers
+    _check_week(task_trials, num_trials, least_seconds, yes)
 
 
 def check_seconds(trials: Sequence[TrialConfig], seconds: int, yes: bool) -> None:
@@ -95,7 +95,7 @@ def opening_sentence(study: Study, workers: int, folder: Path, seconds: int | No
     """Return one sentence: what will run, on how much text, for how long if that was measured, and
     where results go."""
     trial = study.trials[0]
-    text = study.corpus
+    corpus = study.corpus
     num_encodings = len(study.encodings)
     num_trials = len(study.trials)
     tasks = list(dict.fromkeys(t.task for t in study.trials))
@@ -105,15 +105,17 @@ def opening_sentence(study: Study, workers: int, folder: Path, seconds: int | No
         f"seeds: {num_trials // num_encodings // len(tasks)}{', tasks: ' if sequence_tasks else ''}"
         f"{', '.join(sequence_tasks)}) of {_describe_steps(study.trials)} steps"
     ]
-    if text is not None:
+    if corpus is not None:
         parts[0] += (
-            f" on {text.name}: {text.train_bytes:,} bytes to train on, {text.test_bytes:,} to "
-            f"test, split {text.split}"
+            f" on {corpus.name}: {corpus.train_bytes:,} bytes to train on, {corpus.test_bytes:,} "
+            f"to test, split {corpus.split}"
         )
     if seconds is not None:
-        where = f"{workers} {'worker' if workers == 1 else 'workers'} in {trial.precision}"
-        free = "if the cores are free" if trial.device == "cpu" else f"on {trial.device}"
-        parts.append(f"about {readable_duration(seconds)} on {where} {free}")
+        workers_in_words = (
+            f"{workers} {'worker' if workers == 1 else 'workers'} in {trial.precision}"
+        )
+        condition = "if the cores are free" if trial.device == "cpu" else f"on {trial.device}"
+        parts.append(f"about {readable_duration(seconds)} on {workers_in_words} {condition}")
     return "; ".join([*parts, f"results in {folder}"]) + "."
 
 
@@ -127,13 +129,15 @@ def _count_matrix_parameters(trial: TrialConfig) -> int:
     """Count the parameters in the model's matrices, without those of the encoding: attention, a
     gated feed-forward network of three matrices, and one table of tokens."""
     attention_parameters = 4 * trial.width**2
-    num_tokens = vocabulary_size(trial)
+    num_token_kinds = vocabulary_size(trial)
     layer_parameters = attention_parameters + trial.width * 3 * (decoder_config(trial).ffn_dim or 0)
-    num_stacks = len(objective_of(trial).stacks)  # all but the first also attend to the first
+    num_stacks = len(
+        objective_of(trial).causal_stacks
+    )  # all but the first also attend to the first
     return (
         trial.layers
         * (num_stacks * (layer_parameters + attention_parameters) - attention_parameters)
-        + num_tokens * trial.width
+        + num_token_kinds * trial.width
     )
 
 
@@ -175,26 +179,26 @@ def _check_positions(trial: TrialConfig, name: str, encoding: PositionEncoding) 
         )
 
 
-def _check_model_memory(trial: TrialConfig, workers: int, encoding_parameters: int) -> None:
+def _check_model_memory(trial: TrialConfig, workers: int, num_encoding_parameters: int) -> None:
     """Raise ValueError if so many models at a time do not fit into the memory of the machine or,
     on CUDA, of its smallest GPU."""
-    num_parameters = _count_matrix_parameters(trial) + encoding_parameters
+    num_parameters = _count_matrix_parameters(trial) + num_encoding_parameters
     # The logits and their gradients, in float32.
     logits_bytes = 2 * 4 * vocabulary_size(trial) * trial.batch * max_row_tokens(trial)
-    bytes_of_one = BYTES_PER_PARAMETER * num_parameters + logits_bytes
+    bytes_per_model = BYTES_PER_PARAMETER * num_parameters + logits_bytes
     available_bytes = hardware.memory_bytes()
-    where = ""
+    place_in_words = ""
     num_gpus = torch.cuda.device_count() if trial.device == "cuda" else 0
     if num_gpus:  # otherwise there is none, or on another machine
         available_bytes = min(
             torch.cuda.get_device_properties(i).total_memory for i in range(num_gpus)
         )
         workers = -(-workers // num_gpus)  # rounded up: those that share a GPU
-        where = " on one GPU"
+        place_in_words = " on one GPU"
     check_memory_or_disk(
-        f"{workers} {'worker' if workers == 1 else 'workers'}{where} at a model of "
+        f"{workers} {'worker' if workers == 1 else 'workers'}{place_in_words} at a model of "
         f"{num_parameters:,} parameters and {trial.batch:,} {_describe_rows(trial)} a step",
-        workers * bytes_of_one,
+        workers * bytes_per_model,
         available_bytes,
         "Take a smaller --width, --layers, --train-length, --batch or --workers.",
     )

@@ -32,26 +32,28 @@ def dry_run(
         if splits is not None:
             splits.write(folder)
         measured = measure_kinds(trials, folder, local_workers)
-    seconds = {kind: of_kind.seconds for kind, of_kind in measured.items()}
-    kinds: dict[str, list[TrialConfig]] = {}
+    seconds_by_kind = {kind: measured_kind.seconds for kind, measured_kind in measured.items()}
+    trials_by_kind: dict[str, list[TrialConfig]] = {}
     for trial in trials:
-        kinds.setdefault(kind_of_trial(trial), []).append(trial)
+        trials_by_kind.setdefault(kind_of_trial(trial), []).append(trial)
     rows = []
-    for kind, alike in kinds.items():
-        tokens = sum(map(most_training_tokens, alike))
-        time_in_words = readable_duration(seconds[kind]) if kind in seconds else "not measured"
-        rows.append([kind, len(alike), alike[0].steps, tokens, time_in_words])
+    for kind, trials_of_kind in trials_by_kind.items():
+        num_tokens = sum(map(most_training_tokens, trials_of_kind))
+        time_in_words = (
+            readable_duration(seconds_by_kind[kind]) if kind in seconds_by_kind else "not measured"
+        )
+        rows.append([kind, len(trials_of_kind), trials_of_kind[0].steps, num_tokens, time_in_words])
     header = ("trials of", "trials", "steps", "tokens", "time of one")
     table = Table(header, rows, "What would run", name="trials")
-    total = None
-    if seconds.keys() == kinds.keys():
-        seconds_of_all = sum(seconds[kind_of_trial(trial)] for trial in trials)
+    total_seconds = None
+    if seconds_by_kind.keys() == trials_by_kind.keys():
+        seconds_of_all = sum(seconds_by_kind[kind_of_trial(trial)] for trial in trials)
         # No number of workers makes a trial faster.
-        total = max(seconds_of_all / workers, *seconds.values())
+        total_seconds = max(seconds_of_all / workers, *seconds_by_kind.values())
     return Report(
         "What would run",
-        _sentence(trials, total, workers),
-        {"seconds": total, "seconds_of_one": seconds},
+        _sentence(trials, total_seconds, workers),
+        {"seconds": total_seconds, "seconds_of_one": seconds_by_kind},
         [Section("", [table])],
     )
 
@@ -65,9 +67,9 @@ def _sentence(trials: Sequence[TrialConfig], seconds: float | None, workers: int
     if seconds is None:
         return f"{counts_in_words}; their steps cannot be measured here. Nothing was trained."
     device = trials[0].device
-    where = f"{workers} {'worker' if workers == 1 else 'workers'}"
-    free = "if the cores are free" if device == "cpu" else f"on {device}"
+    workers_in_words = f"{workers} {'worker' if workers == 1 else 'workers'}"
+    condition = "if the cores are free" if device == "cpu" else f"on {device}"
     return (
-        f"{counts_in_words}, about {readable_duration(seconds)} on {where} {free}, from steps "
-        "measured now. Nothing was trained."
+        f"{counts_in_words}, about {readable_duration(seconds)} on {workers_in_words} "
+        f"{condition}, from steps measured now. Nothing was trained."
     )

@@ -54,14 +54,14 @@ class ComparedEncoding:
 
     text: argument for `posenc.create` in any process started in the same folder.
     label: name shown to the user.
-    code: hash of files outside posenc; "" if there are none.
-    source: hash of posenc's own files.
+    user_code_hash: hash of files outside posenc; "" if there are none.
+    posenc_code_hash: hash of posenc's own files.
     """
 
     text: str
     label: str
-    code: str
-    source: str = ""
+    user_code_hash: str
+    posenc_code_hash: str = ""
 
 
 def read_encodings(texts: Sequence[str]) -> tuple[ComparedEncoding, ...]:
@@ -96,7 +96,7 @@ def read_encoding(text: str) -> ComparedEncoding:
     Raises: ValueError for a text that names no encoding, or whose label is the name of another.
     """
     spec = parse(text)
-    code = hash_of_user_code(text)
+    code_hash = hash_of_user_code(text)
     text_anywhere = str(with_importable_classes(spec))
     tidied = str(with_relative_paths(spec))
     if spec.label in names() and spec.label != tidied:
@@ -104,7 +104,9 @@ def read_encoding(text: str) -> ComparedEncoding:
             f"{spec.label!r} is the name of an encoding, and {tidied} is another one: use another "
             f"label, as in my-{spec.label}={tidied}."
         )
-    return ComparedEncoding(text_anywhere, spec.label or tidied, code, hash_of_posenc_code(text))
+    return ComparedEncoding(
+        text_anywhere, spec.label or tidied, code_hash, hash_of_posenc_code(text)
+    )
 
 
 def build_encoding(text: str, shape: ModelShape) -> PositionEncoding:
@@ -115,27 +117,36 @@ def build_encoding(text: str, shape: ModelShape) -> PositionEncoding:
     try:
         return create(text, shape)
     except Exception as error:  # a user's constructor may raise anything
-        if at := line_in_user_code(error):
-            raise ValueError(f"{text} cannot be built, at {at}: {one_line(error)}") from error
+        if code_line := line_in_user_code(error):
+            raise ValueError(
+                f"{text} cannot be built, at {code_line}: {one_line(error)}"
+            ) from error
         raise
 
 
 def check_in_model(trial: TrialConfig, compared: Sequence[ComparedEncoding]) -> None:
     """Raise ValueError for an encoding by layer whose pattern is longer than this trial's model,
     and for two of posenc's encodings that do the same in every layer of it."""
-    encodings = [build_encoding(named.text, encoding_shape(trial)) for named in compared]
+    encodings = [
+        build_encoding(compared_encoding.text, encoding_shape(trial))
+        for compared_encoding in compared
+    ]
     pairs = list(zip(compared, encodings, strict=True))
-    for named, encoding in pairs:
+    for compared_encoding, encoding in pairs:
         if isinstance(encoding, PerLayer):
             try:
-                encoding.check_layers(named.label, trial.layers)
+                encoding.check_layers(compared_encoding.label, trial.layers)
             except ValueError as error:
                 raise ValueError(f"{error} Here --layers {encoding.period} would do.") from None
-    of_posenc = [(named, encoding) for named, encoding in pairs if not named.code]
-    for (one, a), (other, b) in itertools.combinations(of_posenc, 2):
+    pairs_of_posenc = [
+        (compared_encoding, encoding)
+        for compared_encoding, encoding in pairs
+        if not compared_encoding.user_code_hash
+    ]
+    for (first, a), (second, b) in itertools.combinations(pairs_of_posenc, 2):
         if are_twins(a, b, trial.layers):
             raise ValueError(
-                f"{one.label!r} and {other.label!r} are the same encoding in this model of "
+                f"{first.label!r} and {second.label!r} are the same encoding in this model of "
                 f"{trial.layers} layers: leave one out."
             )
 
@@ -156,13 +167,18 @@ def are_twins(a: PositionEncoding, b: PositionEncoding, num_layers: int) -> bool
 def _describe_layers(encoding: PositionEncoding, layers: Sequence[int]) -> list[Any]:
     """Return a description of each layer: for every part that acts in it, the first layer with the
     same object, and its class and arguments. Equal descriptions do the same."""
-    first_layer: dict[int, int] = {}  # by the id of a part
+    first_layer_by_id: dict[int, int] = {}  # by the id of a part
     layer_descriptions = []
     for index in layers:
-        acting = _parts_in_layer(encoding, index)
-        parts = [(first_layer.setdefault(id(e), index), _class_and_arguments(e)) for e in acting]
+        acting_parts = _parts_in_layer(encoding, index)
+        part_descriptions = [
+            (first_layer_by_id.setdefault(id(e), index), _class_and_arguments(e))
+            for e in acting_parts
+        ]
         layer_descriptions.append(
-            sorted(parts, key=repr) if _order_is_irrelevant(acting) else parts
+            sorted(part_descriptions, key=repr)
+            if _order_is_irrelevant(acting_parts)
+            else part_descriptions
         )
     return layer_descriptions
 
@@ -198,8 +214,10 @@ def exits_as_errors() -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as error:
-        if at := line_in_user_code(error):
-            raise ValueError(f"{at}: {type(error).__name__}, and nothing was trained.") from error
+        if code_line := line_in_user_code(error):
+            raise ValueError(
+                f"{code_line}: {type(error).__name__}, and nothing was trained."
+            ) from error
         raise
 
 
@@ -216,25 +234,29 @@ def find_contract_failures(
     Raises: ValueError at the first such encoding, unless `allowed`.
     """
     reasons = {}
-    causal_trials = [t for t in trials if all(objective_of(t).stacks)]
+    causal_trials = [t for t in trials if all(objective_of(t).causal_stacks)]
     lengths = set()
     for trial in causal_trials:
-        tested = lengths_of_tests(trial)
-        for length in (tested[0], max(tested)):
+        test_lengths = lengths_of_tests(trial)
+        for length in (test_lengths[0], max(test_lengths)):
             lengths.add((shape_length(trial), length))
     check_lengths = check_in_both_modes(partial(_check_outputs_at_lengths, sorted(lengths)))
     checks = _REQUIRED_CHECKS | {"lengths_of_the_study": check_lengths}
-    for encoding in compared:
+    for compared_encoding in compared:
         with contextlib.redirect_stdout(sys.stderr):  # its prints are no output of the command
-            why = _contract_failure(encoding, checks) if encoding.code else None
+            why = (
+                _contract_failure(compared_encoding, checks)
+                if compared_encoding.user_code_hash
+                else None
+            )
         if why is None:
             continue
         if not allowed:
             raise ValueError(
-                f"{encoding.label}: {why}. Its losses would be meaningless. --unchecked compares "
-                "it anyway, with a note in the report."
+                f"{compared_encoding.label}: {why}. Its losses would be meaningless. "
+                "--unchecked compares it anyway, with a note in the report."
             )
-        reasons[encoding.text] = why
+        reasons[compared_encoding.text] = why
     return reasons
 
 
@@ -246,40 +268,42 @@ def _check_outputs_at_lengths(lengths: Sequence[tuple[int, int]], make: Make) ->
     Raises: AssertionError, as the checks of posenc.testing do.
     """
     for train_length, length in lengths:
-        model = build_layer(make, replace(SHAPE, train_length=train_length))
-        positions = successive_positions(model.encoding, possible_length(model.encoding, length))
+        layer = build_layer(make, replace(SHAPE, train_length=train_length))
+        positions = successive_positions(layer.encoding, possible_length(layer.encoding, length))
         states = random_embeddings(len(positions), batch=2)
-        prefix = len(positions) // 2 + 1  # two sequences that differ after it only
-        states[1, :prefix] = states[0, :prefix]
+        prefix_length = len(positions) // 2 + 1  # two sequences that differ after it only
+        states[1, :prefix_length] = states[0, :prefix_length]
         with torch.no_grad():
-            outputs = model(states, positions, length=len(positions))
-            outputs_of_prefix = model(states[:, :prefix], positions[:prefix], length=len(positions))
-        where = f"in sequences of {length:,} tokens"
+            outputs = layer(states, positions, length=len(positions))
+            outputs_of_prefix = layer(
+                states[:, :prefix_length], positions[:prefix_length], length=len(positions)
+            )
+        where_in_words = f"in sequences of {length:,} tokens"
         is_finite = outputs.isfinite().all() and outputs_of_prefix.isfinite().all()
-        assert is_finite, f"{VOIDING_FAILURES['outputs_are_finite']} {where}"
-        assert not differs(*outputs[:, :prefix]), (
-            f"{VOIDING_FAILURES['the_future_is_invisible']} {where}"
+        assert is_finite, f"{VOIDING_FAILURES['outputs_are_finite']} {where_in_words}"
+        assert not differs(*outputs[:, :prefix_length]), (
+            f"{VOIDING_FAILURES['the_future_is_invisible']} {where_in_words}"
         )
-        assert not differs(outputs_of_prefix, outputs[:, :prefix]), (
-            f"{VOIDING_FAILURES['decoding_matches_prefill']} {where}"
+        assert not differs(outputs_of_prefix, outputs[:, :prefix_length]), (
+            f"{VOIDING_FAILURES['decoding_matches_prefill']} {where_in_words}"
         )
 
 
 def _contract_failure(
-    compared: ComparedEncoding, checks: dict[str, Callable[[Make], None]]
+    compared_encoding: ComparedEncoding, checks: dict[str, Callable[[Make], None]]
 ) -> str | None:
     """Return why results of a user's encoding would mean nothing: the first check that one of its
     parts fails; None if all pass."""
-    for part in dict.fromkeys(parse(compared.text).parts):
+    for part in dict.fromkeys(parse(compared_encoding.text).parts):
         if not part.attribute and not entry(part.name_or_module).origin:
             continue  # posenc's own
         try:
             create(str(part), SHAPE)
         except (Exception, SystemExit) as error:  # a user's constructor may raise anything
-            text = " ".join(str(error).split())[:300].rstrip(".")
+            reason = " ".join(str(error).split())[:300].rstrip(".")
             return (
                 f"it could not be checked, because it cannot be built for {SHAPE.num_heads} query "
-                f"heads and {SHAPE.num_kv_heads} key/value heads of {SHAPE.head_dim}: {text}"
+                f"heads and {SHAPE.num_kv_heads} key/value heads of {SHAPE.head_dim}: {reason}"
             )
         for verdict in verdicts(maker(str(part)), checks):
             why = (verdict.failure or "").rstrip(".")

@@ -56,7 +56,7 @@ MORE_RATE_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 RATIOS = {"lr": 2.0, "encoding_lr": 4.0, "rope_theta": 10.0, "bias_max": 2.0}
 """Factor between neighbours on each axis, with which a search goes beyond an edge."""
 
-CHOICES = Path(__file__).with_name("choices_standard_budget.json")
+CHOICES_FILE = Path(__file__).with_name("choices_standard_budget.json")
 """Choices of this search for the default recipe, written by experiments/equal_tuning.py."""
 RECIPE_FIELDS = (
     "train_length",
@@ -121,17 +121,17 @@ def settings_of_knob(text: str, trial: TrialConfig) -> list[tuple[KnobOptions, f
         knobs.append(
             ((("rope_theta", 10000.0),), (("rope_theta", 1000.0),), (("rope_theta", 100.0),))
         )
-    usual_rate, ratio = trial.encoding_lr, RATIOS["encoding_lr"]
-    rates = (usual_rate, usual_rate, usual_rate)
+    usual_table_rate, ratio = trial.encoding_lr, RATIOS["encoding_lr"]
+    table_rates = (usual_table_rate, usual_table_rate, usual_table_rate)
     if "unscaled" in keys:
         knobs.append(((), (), (("unscaled", True),)))
-        rates = (usual_rate, usual_rate * ratio, usual_rate)
+        table_rates = (usual_table_rate, usual_table_rate * ratio, usual_table_rate)
     elif _has_tables(text, encoding_shape(trial)):
-        rates = (usual_rate, usual_rate / ratio, usual_rate * ratio)
+        table_rates = (usual_table_rate, usual_table_rate / ratio, usual_table_rate * ratio)
     elif not knobs:
-        return [((), usual_rate)]
+        return [((), usual_table_rate)]
     options_of_settings = [sum(options, ()) for options in zip(*knobs, strict=True)] or [(), (), ()]
-    return list(zip(options_of_settings, rates, strict=True))
+    return list(zip(options_of_settings, table_rates, strict=True))
 
 
 def _knob_keys(part: Part) -> tuple[str, ...]:
@@ -139,11 +139,11 @@ def _knob_keys(part: Part) -> tuple[str, ...]:
     the text gives one of these options itself, and for a class of the user."""
     if part.attribute:
         return ()
-    fixed = {option.key for option in part.options}
+    given_keys = {option.key for option in part.options}
     keys = _KNOBS_BY_NAME.get(part.name_or_module)
     if keys is None:
         keys = ("rope_theta",) if _takes_a_base(str(part)) else ()
-    return () if fixed.intersection(keys) else keys
+    return () if given_keys.intersection(keys) else keys
 
 
 _KNOBS_BY_NAME = {"alibi": ("bias_max", "learned"), "t5": ("unscaled",)}
@@ -153,13 +153,15 @@ _KNOBS_BY_NAME = {"alibi": ("bias_max", "learned"), "t5": ("unscaled",)}
 def first_points(text: str, trial: TrialConfig) -> list[Point]:
     """Return the NUM_POINTS points of an encoding that are tried first, around the rates of
     `trial`: that of all encodings, then other learning rates, then other settings of the knob."""
-    usual, *others = settings_of_knob(text, trial)
-    factors = RATE_FACTORS if others else MORE_RATE_FACTORS
-    options, encoding_lr = usual
-    rates = [Point(_rounded(trial.lr * factor), encoding_lr, options) for factor in factors]
-    plain = rates.pop(factors.index(1.0))
-    settings = [Point(plain.lr, encoding_lr, options) for options, encoding_lr in others]
-    return [plain, *rates, *settings]
+    usual_setting, *other_settings = settings_of_knob(text, trial)
+    factors = RATE_FACTORS if other_settings else MORE_RATE_FACTORS
+    options, encoding_lr = usual_setting
+    rate_points = [Point(_rounded(trial.lr * factor), encoding_lr, options) for factor in factors]
+    plain = rate_points.pop(factors.index(1.0))
+    setting_points = [
+        Point(plain.lr, encoding_lr, options) for options, encoding_lr in other_settings
+    ]
+    return [plain, *rate_points, *setting_points]
 
 
 def joined_point(bits: Mapping[Point, float], plain: Point) -> Point:
@@ -168,11 +170,11 @@ def joined_point(bits: Mapping[Point, float], plain: Point) -> Point:
 
     bits: the losses of the points that could be trained.
     """
-    rates = [point for point in bits if replace(point, lr=plain.lr) == plain]
-    settings = [point for point in bits if point.lr == plain.lr]
-    best_rate = min(rates, key=bits.__getitem__, default=plain)
-    best_setting = min(settings, key=bits.__getitem__, default=plain)
-    return replace(best_setting, lr=best_rate.lr)
+    rate_points = [point for point in bits if replace(point, lr=plain.lr) == plain]
+    setting_points = [point for point in bits if point.lr == plain.lr]
+    best_rate_point = min(rate_points, key=bits.__getitem__, default=plain)
+    best_setting_point = min(setting_points, key=bits.__getitem__, default=plain)
+    return replace(best_setting_point, lr=best_rate_point.lr)
 
 
 def wider_points(tried: Iterable[Point], best: Point) -> list[Point]:
@@ -184,8 +186,8 @@ def wider_points(tried: Iterable[Point], best: Point) -> list[Point]:
     tried = list(tried)
     points = []
     for axis in movable_axes(tried, best):
-        line = [p for p in tried if _on_one_line(p, best, axis)]
-        values = [p.value(axis) or 0.0 for p in line]
+        points_on_line = [p for p in tried if _on_one_line(p, best, axis)]
+        values = [p.value(axis) or 0.0 for p in points_on_line]
         if best.value(axis) == max(values):
             points.append(best.moved(axis, RATIOS[axis]))
         if best.value(axis) == min(values):
@@ -195,11 +197,11 @@ def wider_points(tried: Iterable[Point], best: Point) -> list[Point]:
 
 def edges_of(tried: Iterable[Point], best: Point) -> tuple[str, ...]:
     """Return the axes at whose edge the best point lies, in words."""
-    beyond = wider_points(tried, best)
+    points_beyond = wider_points(tried, best)
     return tuple(
         words
         for axis, words in _AXIS_WORDS.items()
-        if any(point.value(axis) != best.value(axis) for point in beyond)
+        if any(point.value(axis) != best.value(axis) for point in points_beyond)
     )
 
 
@@ -207,9 +209,9 @@ def movable_axes(tried: Sequence[Point], best: Point) -> list[str]:
     """Return the axes on which a point may move: those of RATIOS that it has a coordinate on. The
     rate of tables counts only if slopes are learned there, or if points without learned slopes
     differ in it."""
-    learned = ("learned", True)
-    encoding_rates = {point.encoding_lr for point in tried if learned not in point.options}
-    has_tables = learned in best.options or len(encoding_rates) > 1
+    learned_option = ("learned", True)
+    encoding_rates = {point.encoding_lr for point in tried if learned_option not in point.options}
+    has_tables = learned_option in best.options or len(encoding_rates) > 1
     axes = [axis for axis in RATIOS if best.value(axis) is not None]
     return [axis for axis in axes if axis != "encoding_lr" or has_tables]
 
@@ -245,8 +247,8 @@ def trial_at(point: Point, entry: ComparedEncoding, trial: TrialConfig) -> Trial
         trial,
         encoding=text,
         # Both are hashes of code: options added to the text choose no other classes.
-        code=entry.code,
-        source=entry.source,
+        code=entry.user_code_hash,
+        source=entry.posenc_code_hash,
         seed=0,
         lr=point.lr,
         encoding_lr=point.encoding_lr,
@@ -272,12 +274,12 @@ def with_options(text: str, options: KnobOptions) -> str:
     >>> with_options("rope/nope every 4", (("rope_theta", 100.0),))
     'rope:rope_theta=100/nope every 4'
     """
-    added = [Option(key, value) for key, value in options if _DEFAULTS.get(key) != value]
-    if not added:
+    added_options = [Option(key, value) for key, value in options if _DEFAULTS.get(key) != value]
+    if not added_options:
         return text
     spec = parse(text)
     layers = tuple(
-        tuple(_part_with_options(part, added) for part in layer) for layer in spec.layers
+        tuple(_part_with_options(part, added_options) for part in layer) for layer in spec.layers
     )
     return str(replace(spec, layers=layers))
 
@@ -285,8 +287,8 @@ def with_options(text: str, options: KnobOptions) -> str:
 def _part_with_options(part: Part, options: Sequence[Option]) -> Part:
     """Return one encoding of a text with those of the options added that its knob sets."""
     keys = _knob_keys(part)
-    added = [option for option in options if option.key in keys]
-    return replace(part, options=(*part.options, *added))
+    added_options = [option for option in options if option.key in keys]
+    return replace(part, options=(*part.options, *added_options))
 
 
 _DEFAULTS = {"rope_theta": 10000.0, "bias_max": 8.0, "learned": False, "unscaled": False}
@@ -319,9 +321,9 @@ def recorded_choices(
 ) -> RecordedChoices | None:
     """Return the recorded choices for these encodings and a trial on posenc's own text; None for
     another recipe, and if one of the encodings, by its whole text, has no recorded choice."""
-    if not CHOICES.exists():
+    if not CHOICES_FILE.exists():
         return None
-    recorded = RecordedChoices.from_json(read_file_text(CHOICES))
+    recorded = RecordedChoices.from_json(read_file_text(CHOICES_FILE))
     check_of = {check.encoding: check for check in recorded.checks}
     if not recorded.is_for(trial) or not all(entry.text in check_of for entry in entries):
         return None
@@ -339,7 +341,7 @@ class Search:
         self._entries = entries
         self._trial = trial
         self._points = {entry.label: first_points(entry.text, trial) for entry in entries}
-        self._plain = {label: points[0] for label, points in self._points.items()}
+        self._plain_points = {label: points[0] for label, points in self._points.items()}
         self._round = 0
 
     @property
@@ -367,13 +369,13 @@ class Search:
         is_wider = False
         for entry in self._entries:
             points = self._points[entry.label]
-            bits = self._bits(entry, results)
-            known = {point: loss for point, loss in bits.items() if loss is not None}
-            if not known:
+            bits_by_point = self._bits(entry, results)
+            known_bits = {point: loss for point, loss in bits_by_point.items() if loss is not None}
+            if not known_bits:
                 continue
-            new_points = [joined_point(known, self._plain[entry.label])]
+            new_points = [joined_point(known_bits, self._plain_points[entry.label])]
             if self._round > 1 or new_points[0] in points:
-                new_points = wider_points(points, min(known, key=known.__getitem__))
+                new_points = wider_points(points, min(known_bits, key=known_bits.__getitem__))
             points += new_points
             is_wider = is_wider or bool(new_points)
         return is_wider
@@ -382,18 +384,18 @@ class Search:
         self, entry: ComparedEncoding, results: Mapping[TrialConfig, TrialResult]
     ) -> dict[Point, float | None]:
         """Return the validation loss of each point of an encoding; None for a failure."""
-        bits: dict[Point, float | None] = {}
+        bits_by_point: dict[Point, float | None] = {}
         for point in self._points[entry.label]:
             result = results.get(search_trial(trial_at(point, entry, self._trial)))
             is_trained = result is not None and result.reason is None and bool(result.training)
-            bits[point] = result.training[-1].valid if result and is_trained else None
-        return bits
+            bits_by_point[point] = result.training[-1].valid if result and is_trained else None
+        return bits_by_point
 
     def checks(self, results: Mapping[TrialConfig, TrialResult]) -> tuple[RateCheck, ...]:
         """Return what was tried for each encoding, and the choice."""
         checks = []
         for entry in self._entries:
-            bits = self._bits(entry, results)
+            bits_by_point = self._bits(entry, results)
             tried = tuple(
                 RateTried(
                     point.lr,
@@ -402,13 +404,15 @@ class Search:
                     with_options(entry.text, point.options),
                     point.encoding_lr,
                 )
-                for point, loss in bits.items()
+                for point, loss in bits_by_point.items()
             )
-            plain_at = self._points[entry.label].index(self._plain[entry.label])
+            plain_at = self._points[entry.label].index(self._plain_points[entry.label])
             steps = search_trial(self._trial).steps
             check = RateCheck.of_search(self._trial.task, entry.label, tried, plain_at, steps)
             if check.chosen_at is not None:
-                check = replace(check, edges=edges_of(bits, [*bits][check.chosen_at]))
+                check = replace(
+                    check, edges=edges_of(bits_by_point, [*bits_by_point][check.chosen_at])
+                )
             checks.append(check)
         return tuple(checks)
 
@@ -418,14 +422,14 @@ def with_choices(
 ) -> Study:
     """Return the study whose trials have the chosen rates and settings, and whose labels name the
     settings: `rope (base 100)`. An encoding without a choice keeps its own."""
-    by_label = {check.encoding: check for check in checks}
+    check_by_label = {check.encoding: check for check in checks}
     entry_by_text = {entry.text: entry for entry in entries}
     new_labels = {}
     labels = dict(study.labels)
     trials = []
     for trial in study.trials:
         entry = entry_by_text[trial.encoding]
-        check = by_label.get(entry.label)
+        check = check_by_label.get(entry.label)
         if check is None or check.best is None:
             trials.append(trial)
             continue
@@ -435,12 +439,12 @@ def with_choices(
         if text != new_labels[entry.label]:
             labels[text] = new_labels[entry.label]
         trials.append(replace(trial, encoding=text, lr=best.lr, encoding_lr=best.encoding_lr))
-    used = {trial.encoding for trial in trials}
-    labels = {text: label for text, label in labels.items() if text in used}
-    rates = tuple(
+    used_texts = {trial.encoding for trial in trials}
+    labels = {text: label for text, label in labels.items() if text in used_texts}
+    relabelled_checks = tuple(
         replace(check, encoding=new_labels.get(check.encoding, check.encoding)) for check in checks
     )
-    return replace(study, trials=tuple(trials), labels=labels, rates=rates)
+    return replace(study, trials=tuple(trials), labels=labels, rates=relabelled_checks)
 
 
 _SETTING_WORDS = {
@@ -459,26 +463,26 @@ def label_with_setting(entry: ComparedEncoding, text: str) -> str:
     'rope (base 100)'
     """
     stated_options = {option for part in parse(entry.text).parts for option in part.options}
-    added = {
+    added_values = {
         option.key: option.value
         for part in parse(text).parts
         for option in part.options
         if option not in stated_options
     }
-    if not added:
+    if not added_values:
         return entry.label
-    words = [_SETTING_WORDS[key].format(value) for key, value in added.items()]
-    return f"{entry.label} ({', '.join(words)})"
+    settings_in_words = [_SETTING_WORDS[key].format(value) for key, value in added_values.items()]
+    return f"{entry.label} ({', '.join(settings_in_words)})"
 
 
 def _has_tables(text: str, shape: ModelShape) -> bool:
     """Return True if the encoding has parameters outside linear layers, which learn at the rate of
     tables."""
     encoding = create(text, shape)
-    in_linear = {
+    ids_in_linear = {
         id(p) for m in encoding.modules() if isinstance(m, nn.Linear) for p in m.parameters()
     }
-    return any(id(p) not in in_linear for p in encoding.parameters())
+    return any(id(p) not in ids_in_linear for p in encoding.parameters())
 
 
 @lru_cache
@@ -490,8 +494,8 @@ def _takes_a_base(text: str) -> bool:
     (part,) = spec.parts
     if any(option.key == "rope_theta" for option in part.options):
         return False
-    with_base = replace(part, options=(*part.options, Option("rope_theta", 100.0)))
+    part_with_base = replace(part, options=(*part.options, Option("rope_theta", 100.0)))
     try:
-        return not _has_tables(str(with_base), shape)
+        return not _has_tables(str(part_with_base), shape)
     except (ValueError, TypeError):
         return False

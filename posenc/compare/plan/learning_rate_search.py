@@ -18,12 +18,12 @@ from posenc.compare.trial.config import TrialConfig
 def check_rates(lr: float) -> None:
     """Raise ValueError if a rate that --search-lr would try for --lr `lr` is not positive and
     finite: `lr` may be close to the limits of a float."""
-    tried = [lr * factor for factor in RATE_FACTORS]
-    if min(tried) <= 0 or max(tried) == math.inf:
+    tried_rates = [lr * factor for factor in RATE_FACTORS]
+    if min(tried_rates) <= 0 or max(tried_rates) == math.inf:
         factors_in_words = ", ".join(f"{factor:g}" for factor in RATE_FACTORS)
         raise ValueError(
-            f"--search-lr tries --lr {lr:g} times {factors_in_words}, and {min(tried):g} to "
-            f"{max(tried):g} are not all positive and finite. Use another --lr."
+            f"--search-lr tries --lr {lr:g} times {factors_in_words}, and {min(tried_rates):g} to "
+            f"{max(tried_rates):g} are not all positive and finite. Use another --lr."
         )
 
 
@@ -49,13 +49,13 @@ def rate_trials(trials: Sequence[TrialConfig]) -> tuple[TrialConfig, ...]:
 def with_chosen_rates(study: Study, results: Sequence[TrialResult]) -> Study:
     """Return the study with its trials at the rates chosen from `results` of `rate_trials`, or at
     --lr if no rate could be trained."""
-    rates = choose_rates(results)
-    chosen = {(rate.task, rate.encoding): rate.chosen for rate in rates}
+    checks = choose_rates(results)
+    chosen_rates = {(check.task, check.encoding): check.chosen for check in checks}
     trials = tuple(
-        replace(trial, lr=chosen.get((trial.task, trial.encoding)) or trial.lr)
+        replace(trial, lr=chosen_rates.get((trial.task, trial.encoding)) or trial.lr)
         for trial in study.trials
     )
-    return replace(study, trials=trials, rates=rates)
+    return replace(study, trials=trials, rates=checks)
 
 
 def choose_rates(results: Sequence[TrialResult]) -> tuple[RateCheck, ...]:
@@ -74,11 +74,11 @@ def choose_rates(results: Sequence[TrialResult]) -> tuple[RateCheck, ...]:
             )
         is_trained = result.reason is None and bool(result.training)
         bits = result.training[-1].valid if is_trained else None
-        rates = tried.setdefault((config.task, config.encoding), [])
-        rates.append(RateTried(config.lr, bits, result.reason))
+        tried_rates = tried.setdefault((config.task, config.encoding), [])
+        tried_rates.append(RateTried(config.lr, bits, result.reason))
     return tuple(
-        RateCheck(task, encoding, tuple(rates), _best_rate(rates))
-        for (task, encoding), rates in tried.items()
+        RateCheck(task, encoding, tuple(tried_rates), _best_rate(tried_rates))
+        for (task, encoding), tried_rates in tried.items()
     )
 
 

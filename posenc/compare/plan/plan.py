@@ -62,7 +62,7 @@ class Plan:
     """A comparison with all options resolved; every later step reads it.
 
     options: the options, including those of a suite.
-    seeds: number of seeds.
+    num_seeds: number of seeds.
     compared: the encodings.
     task_trials: one trial for each task, of the first encoding and seed 0.
     splits: the text; None if no task reads one, and before `with_text`.
@@ -70,7 +70,7 @@ class Plan:
     """
 
     options: Options
-    seeds: int
+    num_seeds: int
     compared: tuple[ComparedEncoding, ...]
     task_trials: tuple[TrialConfig, ...]
     splits: TextSplits | None = None
@@ -79,15 +79,21 @@ class Plan:
     @property
     def num_trials(self) -> int:
         """Return the number of trials that are compared."""
-        return self.seeds * len(self.compared) * len(self.task_trials)
+        return self.num_seeds * len(self.compared) * len(self.task_trials)
 
     @property
     def trials(self) -> tuple[TrialConfig, ...]:
         """Return the trials that are compared, by task, then seed, then encoding."""
         return tuple(
-            replace(trial, encoding=entry.text, code=entry.code, source=entry.source, seed=seed)
+            replace(
+                trial,
+                encoding=entry.text,
+                code=entry.user_code_hash,
+                source=entry.posenc_code_hash,
+                seed=seed,
+            )
             for trial in self.task_trials
-            for seed in range(self.seeds)
+            for seed in range(self.num_seeds)
             for entry in self.compared
         )
 
@@ -104,8 +110,8 @@ class Plan:
         unless options choose otherwise. None if an encoding of the plan has none, which would not
         be tuned as the others are."""
         options = self.options
-        chooses = options.tune is not None or options.search_lr or options.text
-        if chooses or [trial.task for trial in self.task_trials] != [TEXT]:
+        has_other_choice = options.tune is not None or options.search_lr or options.text
+        if has_other_choice or [trial.task for trial in self.task_trials] != [TEXT]:
             return None
         return recorded_choices(self.task_trials[0], self.compared)
 
@@ -129,21 +135,21 @@ def make_plan(options: Options) -> Plan:
     check_engine_options(options)
     if options.as_json and options.dry_run:
         raise ValueError("--json prints an answer, and --dry-run has none. Leave one of both out.")
-    for place in options.reuse or ():
-        if not Path(place).is_dir():
-            raise ValueError(f"--reuse must be a folder of posenc compare, and {place} is none.")
+    for folder in options.reuse or ():
+        if not Path(folder).is_dir():
+            raise ValueError(f"--reuse must be a folder of posenc compare, and {folder} is none.")
     compared = _read_encodings(options.encodings or _default_encodings(options))
-    seeds = _num_seeds(options, compared)
+    num_seeds = _num_seeds(options, compared)
     task_trials = plan_one_trial_per_task(options, compared)
-    return Plan(options, seeds, compared, task_trials, notes=_notes(len(compared), seeds))
+    return Plan(options, num_seeds, compared, task_trials, notes=_notes(len(compared), num_seeds))
 
 
-def _notes(num_encodings: int, seeds: int) -> tuple[str, ...]:
+def _notes(num_encodings: int, num_seeds: int) -> tuple[str, ...]:
     """Return what to say before a comparison that cannot decide anything."""
     notes = []
     if num_encodings == 1:
         notes.append("With one encoding nothing is compared. Name a second one, such as alibi.")
-    if seeds == 1:
+    if num_seeds == 1:
         notes.append("One seed decides nothing: no difference has an interval. Give --seeds 2.")
     return tuple(notes)
 
@@ -153,12 +159,12 @@ def _default_encodings(options: Options) -> tuple[str, ...]:
     the model is left out: cut off, it would be another of the encodings."""
     if options.objective != CAUSAL:
         return DEFAULT_BIDIRECTIONAL
-    layers = decoder_sizes(options)["layers"]
+    num_layers = decoder_sizes(options)["layers"]
     shape = ModelShape(embed_dim=128, num_heads=4, train_length=16)  # patterns depend on no size
     names = []
     for name in DEFAULT_ENCODINGS:
         encoding = create(name, shape)
-        if not isinstance(encoding, PerLayer) or encoding.period <= layers:
+        if not isinstance(encoding, PerLayer) or encoding.period <= num_layers:
             names.append(name)
     return tuple(names)
 
@@ -167,10 +173,10 @@ def _num_seeds(options: Options, compared: Sequence[ComparedEncoding]) -> int:
     """Return the number of seeds: that of --seeds, otherwise of the budget, for two encodings in
     the standard budget PAIR_SEEDS."""
     is_standard = options.budget == "standard" and not options.suite
-    seeds = chosen_budget(options).seeds
+    budget_seeds = chosen_budget(options).seeds
     if len(compared) == 2 and options.seeds is None and is_standard:
         return PAIR_SEEDS
-    return seeds
+    return budget_seeds
 
 
 @exits_as_errors()
@@ -181,9 +187,11 @@ def check_plan(plan: Plan, workers: int, local_workers: int) -> dict[str, str]:
     Returns: for --unchecked, why the losses of an encoding are meaningless, by its text.
     Raises: ValueError.
     """
-    seeds = plan.seeds + len(plan.rate_trials) // len(plan.compared) // len(plan.task_trials)
+    num_seeds = plan.num_seeds + len(plan.rate_trials) // len(plan.compared) // len(
+        plan.task_trials
+    )
     texts = [entry.text for entry in plan.compared]
-    check_cost(plan.task_trials, texts, seeds, workers, plan.options.yes, local_workers)
+    check_cost(plan.task_trials, texts, num_seeds, workers, plan.options.yes, local_workers)
     for trial in plan.task_trials:
         check_in_model(trial, plan.compared)
     return find_contract_failures(plan.compared, plan.options.unchecked, plan.task_trials)
@@ -249,12 +257,12 @@ def check_engine_options(options: Options) -> None:
     for name in dict.fromkeys(itertools.chain(*ENGINE_OPTIONS.values())):
         if getattr(options, name) is not None and name not in own_options:
             engines_in_words = " or ".join(
-                engine for engine, has in ENGINE_OPTIONS.items() if name in has
+                engine for engine, names in ENGINE_OPTIONS.items() if name in names
             )
-            has = ", ".join(f"--{own.replace('_', '-')}" for own in own_options)
+            own_in_words = ", ".join(f"--{own.replace('_', '-')}" for own in own_options)
             raise ValueError(
                 f"--{name.replace('_', '-')} is an option of --engine {engines_in_words}; --engine "
-                f"{options.engine} has {has}."
+                f"{options.engine} has {own_in_words}."
             )
 
 
@@ -266,47 +274,47 @@ def plan_one_trial_per_task(
     Raises: ValueError if the options do not fit together, or an encoding does not fit a task.
     """
     check_options(options)
-    names = list(dict.fromkeys(name.replace("-", "_") for name in options.task or [TEXT]))
-    sequence_tasks = [name for name in names if name != TEXT]
+    task_names = list(dict.fromkeys(name.replace("-", "_") for name in options.task or [TEXT]))
+    sequence_tasks = [name for name in task_names if name != TEXT]
     for name in sequence_tasks:
         find_task(name)
-    _check_options_of_tasks(options, names)
+    _check_options_of_tasks(options, task_names)
     objective = OBJECTIVES[check_choice("--objective", options.objective, OBJECTIVES)]
-    if not all(objective.stacks):
+    if not all(objective.causal_stacks):
         _check_bidirectional(objective, sequence_tasks, compared)
-    shared = _shared_fields(options, compared[0].text)
-    planned = tuple(_plan_trial(name, options, shared) for name in names)
+    shared_fields = _shared_fields(options, compared[0].text)
+    task_trials = tuple(_plan_trial(name, options, shared_fields) for name in task_names)
     for name in sequence_tasks:
         if TASKS[name].num_axes > 1:
             _check_axes(TASKS[name], compared)
-    return planned
+    return task_trials
 
 
-def _check_options_of_tasks(options: Options, names: Sequence[str]) -> None:
+def _check_options_of_tasks(options: Options, task_names: Sequence[str]) -> None:
     """Raise ValueError for options that do not go with the named tasks."""
-    option = ""
+    length_option = ""
     if options.train_length is not None:
-        option = "--train-length"
+        length_option = "--train-length"
     elif options.test_lengths is not None:
-        option = "--test-lengths"
-    if option and len(names) > 1:
+        length_option = "--test-lengths"
+    if length_option and len(task_names) > 1:
         raise ValueError(
-            f"{option}: tasks have different units, and there are {len(names)} tasks "
-            f"({', '.join(names)}). Leave it out, or compare one task at a time."
+            f"{length_option}: tasks have different units, and there are {len(task_names)} tasks "
+            f"({', '.join(task_names)}). Leave it out, or compare one task at a time."
         )
-    if options.tune and names != [TEXT]:
+    if options.tune and task_names != [TEXT]:
         raise ValueError(
             "--tune is for text: a setting of an encoding is chosen once. Use --search-lr for "
             "tasks."
         )
     if options.tune and options.search_lr:
         raise ValueError("--tune chooses learning rates, too. Leave out --search-lr.")
-    if options.compile and names != [TEXT]:
+    if options.compile and task_names != [TEXT]:
         raise ValueError(
             "--compile is for text: batches of tasks differ in length, and each length would be "
             "compiled. Leave it out, or compare on text only."
         )
-    if TEXT not in names and options.text:
+    if TEXT not in task_names and options.text:
         raise ValueError(
             "--text: none of the tasks reads a text. Add --task text, or leave it out."
         )
@@ -332,8 +340,8 @@ def _shared_fields(options: Options, encoding: str) -> dict[str, Any]:
             f"--projections {options.projections} needs as many key/value heads as query heads, "
             f"got {sizes['kv_heads']} and {sizes['heads']}."
         )
-    names = {f.name for f in fields(TrialConfig)} & {f.name for f in fields(Options)}
-    return {name: getattr(options, name) for name in names} | {
+    common_names = {f.name for f in fields(TrialConfig)} & {f.name for f in fields(Options)}
+    return {name: getattr(options, name) for name in common_names} | {
         "encoding": encoding,
         "seed": 0,
         "corpus": "",
@@ -373,36 +381,36 @@ def _check_machine(device: str, precision: str, compiled: bool) -> None:
         hardware.check_device(device)
     if precision == "bfloat16":
         hardware.check_bfloat16(device)
-    missing = hardware.missing_compiler(device) if compiled else None
-    if missing:
-        raise ValueError(f"--compile needs {missing}. Install it, or leave out --compile.")
+    missing_compiler = hardware.missing_compiler(device) if compiled else None
+    if missing_compiler:
+        raise ValueError(f"--compile needs {missing_compiler}. Install it, or leave out --compile.")
 
 
-def _plan_trial(name: str, options: Options, shared: dict[str, Any]) -> TrialConfig:
-    """Return the trial of the task `name`, with the task's own sizes where no option gives them.
+def _plan_trial(task_name: str, options: Options, shared_fields: dict[str, Any]) -> TrialConfig:
+    """Return the trial of the task of a name, with the task's own sizes where no option gives them.
 
-    shared: fields of the trial, see `_shared_fields`.
+    shared_fields: fields of the trial, see `_shared_fields`.
     """
-    task = None if name == TEXT else TASKS[name]
+    task = None if task_name == TEXT else TASKS[task_name]
     sizes: dict[str, Any] = TEXT_SIZES | {"steps": chosen_budget(options).steps}
     if task is not None:
         sizes = {key: getattr(task, key) for key in sizes}
-    sizes |= {key: shared[key] for key in sizes if shared[key] is not None}
+    sizes |= {key: shared_fields[key] for key in sizes if shared_fields[key] is not None}
     train_length = sizes["train_length"]
     if task is None:
-        lengths = _parse_test_lengths(options.test_lengths, train_length, TEST_LENGTH_FACTORS)
-        window = _test_window(options, train_length, lengths)
-        tune_steps = _tune_steps(options, lengths, sizes["steps"])
-        task_fields = {"task": TEXT, "test_lengths": lengths, "test_window": window}
+        test_lengths = _parse_test_lengths(options.test_lengths, train_length, TEST_LENGTH_FACTORS)
+        test_window = _test_window(options, train_length, test_lengths)
+        tune_steps = _tune_steps(options, test_lengths, sizes["steps"])
+        task_fields = {"task": TEXT, "test_lengths": test_lengths, "test_window": test_window}
         task_fields |= {"tune_steps": tune_steps}
-        return TrialConfig(**shared | sizes | task_fields)
-    lengths = tuple(length for length in task.test_lengths if length >= train_length)
+        return TrialConfig(**shared_fields | sizes | task_fields)
+    test_lengths = tuple(length for length in task.test_lengths if length >= train_length)
     if options.test_lengths is not None or train_length != task.train_length:
-        lengths = _parse_test_lengths(options.test_lengths, train_length, [1, 2, 4])
-    task.check_lengths(train_length, lengths)
-    corpus = hash_task_sequences(task, train_length, lengths)
-    task_fields = {"task": name, "test_lengths": lengths, "corpus": corpus}
-    return TrialConfig(**shared | sizes | task_fields | _NO_READINGS)
+        test_lengths = _parse_test_lengths(options.test_lengths, train_length, [1, 2, 4])
+    task.check_lengths(train_length, test_lengths)
+    corpus = hash_task_sequences(task, train_length, test_lengths)
+    task_fields = {"task": task_name, "test_lengths": test_lengths, "corpus": corpus}
+    return TrialConfig(**shared_fields | sizes | task_fields | _NO_READINGS)
 
 
 _NO_READINGS: dict[str, Any] = {"test_window": 0, "tune_steps": 0, "num_windows": 0}

@@ -115,9 +115,9 @@ HEAD_CHANNELS = 32
 """Channels of a head in models of a ladder, as in the default model."""
 LEAST_LAYERS = 4
 """Layers of the smallest models of a ladder: hybrids by layer have patterns of four."""
-NEAREST_SHARE = 0.25
+MAX_SIZE_DEVIATION = 0.25
 """How far a model of a ladder may be from the size that was asked for, as a fraction of it."""
-_SIZE = re.compile(r"(\d+\.?\d*|\.\d+)([kMG])")
+_SIZE_PATTERN = re.compile(r"(\d+\.?\d*|\.\d+)([kMG])")
 _UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
 
 
@@ -146,8 +146,8 @@ def ladder_sizes(text: str) -> list[LadderSize]:
     """
     names = [name.strip() for name in text.split(",")]
     sizes = sorted(map(_ladder_size, names), key=lambda size: size.parameters)
-    shapes = {(size.width, size.layers) for size in sizes}
-    if len(shapes) < 2 or len(shapes) < len(sizes):
+    widths_and_layers = {(size.width, size.layers) for size in sizes}
+    if len(widths_and_layers) < 2 or len(widths_and_layers) < len(sizes):
         raise ValueError(
             f"--sizes needs at least two models that differ, got {text!r}: their widths and layers "
             f"are {', '.join(f'{size.width} x {size.layers}' for size in sizes)}."
@@ -157,7 +157,7 @@ def ladder_sizes(text: str) -> list[LadderSize]:
 
 def _ladder_size(name: str) -> LadderSize:
     """Return the model of one size, see `ladder_sizes`."""
-    match = _SIZE.fullmatch(name)
+    match = _SIZE_PATTERN.fullmatch(name)
     asked_parameters = float(match[1]) * _UNITS[match[2]] if match else 0.0
     if not asked_parameters:
         raise ValueError(f"--sizes must be sizes such as 0.2M,0.9M,3.5M, got {name!r}.")
@@ -169,7 +169,7 @@ def _ladder_size(name: str) -> LadderSize:
         for layers in range(max(LEAST_LAYERS, usual_layers - 1), usual_layers + 2):
             models.append(LadderSize(name, width, layers, heads, count_parameters(width, layers)))
     nearest = min(models, key=lambda size: abs(size.parameters - asked_parameters))
-    if abs(nearest.parameters - asked_parameters) > NEAREST_SHARE * asked_parameters:
+    if abs(nearest.parameters - asked_parameters) > MAX_SIZE_DEVIATION * asked_parameters:
         raise ValueError(
             f"--sizes: no model of the ladder has {name} parameters; the nearest has "
             f"{nearest.parameters:,}, with width {nearest.width} and {nearest.layers} layers."

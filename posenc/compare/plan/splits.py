@@ -31,7 +31,10 @@ HELD_OUT_FRACTION = 0.05
 
 _CHUNK_BYTES = 1 << 24
 """Bytes of a file that are in memory at a time."""
-_COPIES, _ADVICE = "The text's copies", "Give less text, or choose an --out on another disk."
+_COPIES_IN_WORDS, _DISK_ADVICE = (
+    "The text's copies",
+    "Give less text, or choose an --out on another disk.",
+)
 """The subject and the advice of the message that the disk is too small."""
 
 Stretch = tuple[str, int, int]
@@ -46,21 +49,21 @@ class MinimumBytes:
     longest windows (chosen, not derived). A window of n bytes needs n + 1: the last one predicts
     the next.
 
-    longest: longest window of the test.
+    longest_length: longest window of the test.
     batch: windows of a training step.
     """
 
     train_length: int
-    longest: int
+    longest_length: int
     batch: int
 
     @property
-    def bytes(self) -> dict[str, int]:
+    def bytes_by_split(self) -> dict[str, int]:
         """Return the minimum of bytes by the name of a split."""
         return {
             "train": self.batch * (self.train_length + 1),
             "valid": 8 * (self.train_length + 1),
-            "test": 8 * (self.longest + 1),
+            "test": 8 * (self.longest_length + 1),
         }
 
     def too_short_error(self, sizes: dict[str, int], source: TextSource) -> ValueError:
@@ -68,7 +71,7 @@ class MinimumBytes:
 
         sizes: bytes of each split.
         """
-        needed_bytes = self.bytes
+        needed_bytes = self.bytes_by_split
         total = sum(sizes.values())
         num_files = len(source.files)
         files_in_words = f"{num_files} {'file' if num_files == 1 else 'files'}"
@@ -80,7 +83,7 @@ class MinimumBytes:
             )
         for option, length in (
             ("--train-length", self.train_length),
-            ("--test-lengths", self.longest),
+            ("--test-lengths", self.longest_length),
         ):
             if total <= length:
                 total_in_words = "1 byte" if total == 1 else f"{total:,} bytes"
@@ -98,7 +101,7 @@ class MinimumBytes:
         return ValueError(
             f"The text is too short: it has {total:,} bytes in {files_in_words}; training at "
             f"{self.train_length:,} bytes in batches of {self.batch:,} and testing up to "
-            f"{self.longest:,} bytes needs at least {sum(needed_bytes.values()):,} "
+            f"{self.longest_length:,} bytes needs at least {sum(needed_bytes.values()):,} "
             f"({splits_in_words}). {advice}"
         )
 
@@ -109,13 +112,13 @@ class TextSplits:
 
     stretches: the ranges of bytes of each split.
     info: name, hash and sizes of the text.
-    modified: modification time of each file when it was split, in nanoseconds.
+    modified_ns: modification time of each file when it was split, in nanoseconds.
     """
 
     source: TextSource
     stretches: dict[str, list[Stretch]]
     info: CorpusInfo
-    modified: dict[str, int]
+    modified_ns: dict[str, int]
 
     def write(self, folder: Path, runs: Sequence[Path] = ()) -> str | None:
         """Write the splits into a folder below `folder`, named by the hash. Existing splits are
@@ -139,7 +142,7 @@ class TextSplits:
                 # Two bytes for each symbol, and one separator after each stretch.
                 num_bytes = 2 * sum(stop - start + 1 for _, start, stop in stretches)
                 free_bytes = shutil.disk_usage(folder).free
-                check_memory_or_disk(_COPIES, num_bytes, free_bytes, _ADVICE, "disk")
+                check_memory_or_disk(_COPIES_IN_WORDS, num_bytes, free_bytes, _DISK_ADVICE, "disk")
                 for split in SPLITS:
                     path = target / f"{split}.u16"
                     with name_path_in_os_errors(path), open_new(partial / path.name) as split_file:
@@ -180,9 +183,9 @@ class TextSplits:
             if not path.is_file():
                 return f"{path} is missing"
             with open_ordinary(path) as file:
-                parts = self._encoded_pieces(split)
-                begins_right = all(file.read(len(part)) == part for part in parts)
-                if not begins_right or file.read(1):
+                pieces = self._encoded_pieces(split)
+                begins_as_text = all(file.read(len(piece)) == piece for piece in pieces)
+                if not begins_as_text or file.read(1):
                     return f"{path} is damaged"
         self._check_unchanged()
         return None
@@ -190,7 +193,7 @@ class TextSplits:
     def _check_unchanged(self) -> None:
         """Raise ValueError if a file was written to after the text was split."""
         for name, path in self.source.files:
-            if path.stat().st_mtime_ns != self.modified[name]:
+            if path.stat().st_mtime_ns != self.modified_ns[name]:
                 raise ValueError(f"{path} changed while it was read. Start again.")
 
 
@@ -206,29 +209,29 @@ def split_text(source: TextSource, need: MinimumBytes, folder: Path) -> TextSpli
     """
     stats = {name: path.stat() for name, path in source.files}
     sizes = {name: stat.st_size for name, stat in stats.items()}
-    by_file = len(source.files) >= 3
-    stretches = _assign_files(sizes, need) if by_file else _cut_each_file(sizes, need)
+    is_split_by_file = len(source.files) >= 3
+    stretches = _assign_files(sizes, need) if is_split_by_file else _cut_each_file(sizes, need)
     totals = {split: sum(stop - start for _, start, stop in stretches[split]) for split in SPLITS}
-    if any(totals[split] < need.bytes[split] for split in SPLITS):
+    if any(totals[split] < need.bytes_by_split[split] for split in SPLITS):
         raise need.too_short_error(totals, source)
     folders = (folder.absolute(), *folder.absolute().parents)
-    existing = next(parent for parent in folders if parent.exists())
-    disk_bytes = shutil.disk_usage(existing).total
+    existing_folder = next(parent for parent in folders if parent.exists())
+    disk_bytes = shutil.disk_usage(existing_folder).total
     check_memory_or_disk(
-        _COPIES, 2 * sum(sizes.values()), disk_bytes, _ADVICE, "disk"
+        _COPIES_IN_WORDS, 2 * sum(sizes.values()), disk_bytes, _DISK_ADVICE, "disk"
     )  # two bytes for each
-    digest, counts = _hash_and_count(source, sizes, stretches)
-    pairs = _count_pairs(source, stretches["train"])
+    hash_digits, byte_counts = _hash_and_count(source, sizes, stretches)
+    pair_counts = _count_pairs(source, stretches["train"])
     info = CorpusInfo(
         name=source.name,
-        hash=digest[:16],
+        hash=hash_digits[:16],
         num_files=len(source.files),
         train_bytes=totals["train"],
         valid_bytes=totals["valid"],
         test_bytes=totals["test"],
-        split="by file" if by_file else "by contiguous stretches",
-        byte_entropy=entropy(counts),
-        pair_entropy=conditional_entropy(pairs),
+        split="by file" if is_split_by_file else "by contiguous stretches",
+        byte_entropy=entropy(byte_counts),
+        pair_entropy=conditional_entropy(pair_counts),
     )
     return TextSplits(
         source, stretches, info, {name: stat.st_mtime_ns for name, stat in stats.items()}
@@ -264,17 +267,17 @@ def _count_pairs(source: TextSource, stretches: Sequence[Stretch]) -> np.ndarray
     """Return how often each byte follows each other one in these stretches of a text, (256, 256):
     the first byte chooses the row. A pair never spans two stretches."""
     files = dict(source.files)
-    counts = np.zeros(1 << 16, np.int64)
+    pair_counts = np.zeros(1 << 16, np.int64)
     for name, start, stop in stretches:
         last_byte = np.zeros(0, np.uint8)  # the last byte of the piece before
         for chunk in _read_chunks(files[name], start, stop):
             symbols = np.concatenate([last_byte, np.frombuffer(chunk, np.uint8)]).astype(np.int64)
-            counts += np.bincount(256 * symbols[:-1] + symbols[1:], minlength=1 << 16)
+            pair_counts += np.bincount(256 * symbols[:-1] + symbols[1:], minlength=1 << 16)
             last_byte = symbols[-1:].astype(np.uint8)
-    return counts.reshape(256, 256)
+    return pair_counts.reshape(256, 256)
 
 
-def conditional_entropy(pairs: np.ndarray) -> float | None:
+def conditional_entropy(pair_counts: np.ndarray) -> float | None:
     """Return the entropy in bits of the second symbol of a pair given the first, from counts of
     pairs (first, second); None without a pair. It is the loss of a table of pairs of bytes on its
     own text.
@@ -282,10 +285,10 @@ def conditional_entropy(pairs: np.ndarray) -> float | None:
     >>> conditional_entropy(np.array([[0, 8], [4, 4]]))
     0.5
     """
-    total = int(pairs.sum())
+    total = int(pair_counts.sum())
     if not total:
         return None
-    return entropy(pairs.ravel()) - entropy(pairs.sum(1))
+    return entropy(pair_counts.ravel()) - entropy(pair_counts.sum(1))
 
 
 def _assign_files(sizes: dict[str, int], need: MinimumBytes) -> dict[str, list[Stretch]]:
@@ -300,7 +303,7 @@ def _assign_files(sizes: dict[str, int], need: MinimumBytes) -> dict[str, list[S
     stretches: dict[str, list[Stretch]] = {split: [] for split in SPLITS}
     total = sum(sizes.values())
     for split in ("test", "valid"):
-        goal = max(HELD_OUT_FRACTION * total, need.bytes[split])
+        goal = max(HELD_OUT_FRACTION * total, need.bytes_by_split[split])
         while order and sum(stop for _, _, stop in stretches[split]) < goal:
             name = order.pop(0)
             stretches[split].append((name, 0, sizes[name]))
@@ -316,7 +319,9 @@ def _cut_each_file(sizes: dict[str, int], need: MinimumBytes) -> dict[str, list[
     for name, size in sizes.items():
         # + 0.5 rounds up, so that the pieces of several files are enough together.
         held_out = {
-            split: round(size * max(HELD_OUT_FRACTION, need.bytes[split] / max(total, 1)) + 0.5)
+            split: round(
+                size * max(HELD_OUT_FRACTION, need.bytes_by_split[split] / max(total, 1)) + 0.5
+            )
             for split in ("valid", "test")
         }
         test_start = max(size - held_out["test"], 0)
@@ -362,7 +367,7 @@ SAMPLE_BYTES = 1 << 20
 """Bytes read of all files together."""
 PIECES_OF_A_FILE = 4
 """A sample is read in so many pieces, spread over its file."""
-MIN_BYTES = 1024
+MIN_SAMPLE_BYTES = 1024
 """A shorter sample is not judged."""
 RANDOM_RATIO = 0.98
 """zlib's output as a fraction of its input from which on bytes count as random. Measured: base64 of
@@ -382,14 +387,14 @@ def check_content(source: TextSource) -> str:
 
     Raises: ValueError for a text that is compressed, encrypted or random, or repeats itself.
     """
-    text = b""
+    joined_samples = b""
     note_on_zeros = ""
     note_on_copies = ""
-    first_with: dict[bytes, Path] = {}
+    first_path_by_hash: dict[bytes, Path] = {}
     is_split_by_file = len(source.files) > 2
     for _, path in source.files:
         sample = _read_sample(
-            path, max(PIECES_OF_A_FILE * MIN_BYTES, SAMPLE_BYTES // len(source.files))
+            path, max(PIECES_OF_A_FILE * MIN_SAMPLE_BYTES, SAMPLE_BYTES // len(source.files))
         )
         _refuse_other_file_format(path, sample)
         _refuse_random(path, sample)
@@ -397,31 +402,32 @@ def check_content(source: TextSource) -> str:
             note_on_zeros = (
                 f"{path} is binary or UTF-16, with zero bytes; it is compared byte by byte"
             )
-        other = first_with.setdefault(hashlib.sha256(sample).digest(), path)
-        is_copy = other != path and len(sample) >= MIN_BYTES
+        first_path = first_path_by_hash.setdefault(hashlib.sha256(sample).digest(), path)
+        is_copy = first_path != path and len(sample) >= MIN_SAMPLE_BYTES
         if is_copy and is_split_by_file:
             note_on_copies = (
-                f"{path} looks like a copy of {other}; copies may bring training text into the test"
+                f"{path} looks like a copy of {first_path}; copies may bring training text into "
+                "the test"
             )
-        if len(text) < SAMPLE_BYTES:
-            text += sample
-    _refuse_repetition(source.name, text)
+        if len(joined_samples) < SAMPLE_BYTES:
+            joined_samples += sample
+    _refuse_repetition(source.name, joined_samples)
     return "; ".join(note for note in (note_on_zeros, note_on_copies) if note)
 
 
 def _refuse_other_file_format(path: Path, sample: bytes) -> None:
     """Raise ValueError for a file that begins like one of FORMAT_OF_MAGIC."""
-    for magic, kind in FORMAT_OF_MAGIC.items():
+    for magic, format_name in FORMAT_OF_MAGIC.items():
         may_be_text = magic.isalnum() and b"\0" not in sample
         if sample.startswith(magic) and not may_be_text:
             advice = "Unpack it, or write its text into a text file."
-            raise ValueError(f"--text: {path} is a {kind} file, no text. {advice}")
+            raise ValueError(f"--text: {path} is a {format_name} file, no text. {advice}")
 
 
 def _refuse_random(path: Path, sample: bytes) -> None:
     """Raise ValueError for bytes that are random, or look random: compressed or encrypted."""
     counts = np.bincount(np.frombuffer(sample, np.uint8), minlength=256)
-    if len(sample) < MIN_BYTES or entropy(counts) <= RANDOM_BITS:
+    if len(sample) < MIN_SAMPLE_BYTES or entropy(counts) <= RANDOM_BITS:
         return
     if len(zlib.compress(sample)) >= RANDOM_RATIO * len(sample):
         raise ValueError(
@@ -430,29 +436,34 @@ def _refuse_random(path: Path, sample: bytes) -> None:
         )
 
 
-def _refuse_repetition(name: str, text: bytes) -> None:
+def _refuse_repetition(name: str, sample: bytes) -> None:
     """Raise ValueError for the sample of a text that repeats itself."""
-    num_packed = len(zlib.compress(text, 9))
-    if len(text) < MIN_BYTES or num_packed >= REPEATED_RATIO * len(text) + FIRST_LINE_BYTES:
+    num_packed_bytes = len(zlib.compress(sample, 9))
+    if (
+        len(sample) < MIN_SAMPLE_BYTES
+        or num_packed_bytes >= REPEATED_RATIO * len(sample) + FIRST_LINE_BYTES
+    ):
         return
-    what = f"it repeats itself: zlib packs {len(text):,} bytes of it into {num_packed:,}"
-    if len(set(text)) == 1:
-        what = f"it is one byte, {text[:1]!r}, again and again"
+    repetition_in_words = (
+        f"it repeats itself: zlib packs {len(sample):,} bytes of it into {num_packed_bytes:,}"
+    )
+    if len(set(sample)) == 1:
+        repetition_in_words = f"it is one byte, {sample[:1]!r}, again and again"
     raise ValueError(
-        f"--text: there is nothing to learn in {name}: {what}. Every encoding would "
+        f"--text: there is nothing to learn in {name}: {repetition_in_words}. Every encoding would "
         "predict it almost without a mistake; give a text that varies."
     )
 
 
-def _read_sample(path: Path, most: int) -> bytes:
-    """Return at most `most` bytes of a file: all of it, or pieces of equal size from its beginning
-    to its end."""
+def _read_sample(path: Path, max_bytes: int) -> bytes:
+    """Return at most `max_bytes` bytes of a file: all of it, or pieces of equal size from its
+    beginning to its end."""
     size = path.stat().st_size
-    pieces = b""
+    sample = b""
     with open_ordinary(path) as file:
-        if size <= most:
-            return file.read(most)
+        if size <= max_bytes:
+            return file.read(max_bytes)
         for i in range(PIECES_OF_A_FILE):
-            file.seek(i * (size - most // PIECES_OF_A_FILE) // (PIECES_OF_A_FILE - 1))
-            pieces += file.read(most // PIECES_OF_A_FILE)
-    return pieces
+            file.seek(i * (size - max_bytes // PIECES_OF_A_FILE) // (PIECES_OF_A_FILE - 1))
+            sample += file.read(max_bytes // PIECES_OF_A_FILE)
+    return sample

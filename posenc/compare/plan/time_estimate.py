@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from posenc.compare.trial.config import TrialConfig
 
-WARM_UP = 1
+WARM_UP_STEPS = 1
 """Untimed steps of each model, in which memory is allocated."""
-TURNS = 6
+TIMED_STEPS = 6
 """Timed steps of each model, over all processes that measure, at least. The range of six ratios
 holds their median in 97 % of cases."""
 MAX_BYTES_IN_TURNS = 1 << 30
@@ -69,7 +69,7 @@ def expected_seconds(
 
 
 def measure_kinds(
-    trials: "Sequence[TrialConfig]", folder: Path, at_once: int
+    trials: "Sequence[TrialConfig]", folder: Path, num_processes: int
 ) -> dict[str, MeasuredKind]:
     """Return what was measured of each kind of these trials, with text in `folder`; a kind that
     cannot be measured on this machine is left out.
@@ -77,19 +77,22 @@ def measure_kinds(
     Every process takes steps of all kinds in turns, so that what else the machine does slows all
     alike, and each kind's tests are timed in one of them.
 
-    at_once: number of processes that measure at the same time, as many as trials will run here,
+    num_processes: processes that measure at the same time, as many as trials will run here,
         because cores share caches and memory.
     """
     if not trials:
         return {}
     trial_by_kind = {kind_of_trial(trial): trial for trial in trials}
-    to_measure = list(trial_by_kind.values())
-    for trial in to_measure:
+    trials_to_measure = list(trial_by_kind.values())
+    for trial in trials_to_measure:
         write_trial(make_subfolder(folder / trial.folder), trial)
-    at_once = min(at_once, len(to_measure))
-    with ThreadPoolExecutor(at_once) as pool:
+    num_processes = min(num_processes, len(trials_to_measure))
+    with ThreadPoolExecutor(num_processes) as pool:
         answers = list(
-            pool.map(lambda i: _measure_in_process(to_measure, folder, i, at_once), range(at_once))
+            pool.map(
+                lambda i: _measure_in_process(trials_to_measure, folder, i, num_processes),
+                range(num_processes),
+            )
         )
     return _join_measurements(answers)
 
@@ -97,31 +100,35 @@ def measure_kinds(
 def _join_measurements(answers: "Sequence[dict[str, _Measured]]") -> dict[str, MeasuredKind]:
     """Return what several processes have measured, by kind: the steps that all have taken, and the
     other seconds of the one that timed the kind's tests."""
-    kinds = {}
-    in_all = set.intersection(*(set(answer) for answer in answers))
+    measured_kinds = {}
+    kinds_in_all = set.intersection(*(set(answer) for answer in answers))
     for kind in answers[0]:
-        measured_everywhere = [answer[kind] for answer in answers if kind in in_all]
-        with_tests = next(
+        measured_everywhere = [answer[kind] for answer in answers if kind in kinds_in_all]
+        measured_with_tests = next(
             (measured for measured in measured_everywhere if measured["num_steps"] is not None),
             None,
         )
-        if with_tests is None:
+        if measured_with_tests is None:
             continue
         step_seconds = [
             seconds for measured in measured_everywhere for seconds in measured["step_seconds"]
         ]
-        num_steps = with_tests["num_steps"] or 0.0
-        seconds = START_SECONDS + num_steps * median(step_seconds) + with_tests["test_seconds"]
-        kinds[kind] = MeasuredKind(tuple(step_seconds), seconds)
-    return kinds
+        num_steps = measured_with_tests["num_steps"] or 0.0
+        seconds = (
+            START_SECONDS + num_steps * median(step_seconds) + measured_with_tests["test_seconds"]
+        )
+        measured_kinds[kind] = MeasuredKind(tuple(step_seconds), seconds)
+    return measured_kinds
 
 
 def kind_of_trial(trial: "TrialConfig") -> str:
     """Return the kind of a trial as text, for the table: encoding and task, such as `rope on copy`.
     Trials of a kind take equally long."""
-    name = trial.encoding if trial.task == TEXT else f"{trial.encoding} on {trial.task}"
+    encoding_and_task = (
+        trial.encoding if trial.task == TEXT else f"{trial.encoding} on {trial.task}"
+    )
     chooses_rate = len(trial.test_lengths) == 1  # often in fewer steps
-    return f"{name}, {trial.steps:,} steps" if chooses_rate else name
+    return f"{encoding_and_task}, {trial.steps:,} steps" if chooses_rate else encoding_and_task
 
 
 class _Measured(TypedDict):
@@ -146,38 +153,40 @@ def _measure_in_process(
 
     index, count: which of so many processes this is; it times the tests of each `count`-th trial.
     """
-    homes = [folder / trial.folder for trial in trials]
+    trial_folders = [folder / trial.folder for trial in trials]
     with (
-        open_to_append(homes[index] / "log.txt") as log,
+        open_to_append(trial_folders[index] / "log.txt") as log,
         subprocess.Popen(
-            process.command("posenc.compare.plan.time_estimate", folder, index, count, *homes),
+            process.command(
+                "posenc.compare.plan.time_estimate", folder, index, count, *trial_folders
+            ),
             stdin=subprocess.PIPE,  # closes when this process ends, and the other one ends too
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
             encoding="utf-8",
             env=process.trial_environment(trials[0].device),
-        ) as measuring,
+        ) as measuring_process,
     ):
-        assert measuring.stdout is not None
-        patience = threading.Timer(TIMEOUT_SECONDS * len(trials), measuring.kill)
-        patience.daemon = True
-        patience.start()
-        answer = measuring.stdout.read()
-        measuring.wait()  # closing stdin earlier would end it
-        patience.cancel()
-    return json.loads(answer or "{}")
+        assert measuring_process.stdout is not None
+        timer = threading.Timer(TIMEOUT_SECONDS * len(trials), measuring_process.kill)
+        timer.daemon = True
+        timer.start()
+        answer_text = measuring_process.stdout.read()
+        measuring_process.wait()  # closing stdin earlier would end it
+        timer.cancel()
+    return json.loads(answer_text or "{}")
 
 
-def main(parent: str, study_folder: str, index: str, count: str, *trial_folders: str) -> int:
+def main(parent_id: str, study_folder: str, index: str, count: str, *trial_folders: str) -> int:
     """Run a measuring process: print a JSON object from each kind of trial to its `_Measured`.
 
-    parent: id of the process that waits for it. index, count: see `_measure_in_process`.
+    parent_id: of the process that waits for it. index, count: see `_measure_in_process`.
     Returns: the exit code, 0.
     """
-    process.end_with_parent(int(parent))
+    process.end_with_parent(int(parent_id))
     # Prints of a user's encoding must not mix with the result.
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    answer_stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # stdout goes to stderr, the log
     import torch
 
@@ -186,10 +195,10 @@ def main(parent: str, study_folder: str, index: str, count: str, *trial_folders:
     torch.set_num_threads(1)
     trials = [read_trial(Path(folder)) for folder in trial_folders]
     with_tests_of = [i % int(count) == int(index) for i in range(len(trials))]
-    turns = -(-TURNS // int(count))  # rounded up
+    turns = -(-TIMED_STEPS // int(count))  # rounded up
     measured = _measure(trials, with_tests_of, Path(study_folder), turns)
-    answer.write(json.dumps(measured))
-    answer.flush()
+    answer_stream.write(json.dumps(measured))
+    answer_stream.flush()
     return 0
 
 
@@ -201,34 +210,39 @@ def _measure(
     with_tests_of: for each trial, whether its tests are timed. folder: of the study, with the text.
     turns: timed steps of each.
     """
-    answers: dict[str, _Measured] = {}
-    in_memory: list[_TimedModel] = []
+    measured_by_kind: dict[str, _Measured] = {}
+    models_in_memory: list[_TimedModel] = []
     for trial, with_tests in zip(trials, with_tests_of, strict=True):
         with _report_failure(trial):
             timed_model = _TimedModel(trial, folder)
-            if sum(model.num_bytes for model in (*in_memory, timed_model)) > MAX_BYTES_IN_TURNS:
-                _take_turns(in_memory, turns, answers)
-                in_memory = []
-            for _ in range(WARM_UP):
-                timed_model.take()
+            if (
+                sum(model.num_bytes for model in (*models_in_memory, timed_model))
+                > MAX_BYTES_IN_TURNS
+            ):
+                _take_turns(models_in_memory, turns, measured_by_kind)
+                models_in_memory = []
+            for _ in range(WARM_UP_STEPS):
+                timed_model.take_step()
             if with_tests:
                 timed_model.time_tests()
-            in_memory.append(timed_model)
-    _take_turns(in_memory, turns, answers)
-    return answers
+            models_in_memory.append(timed_model)
+    _take_turns(models_in_memory, turns, measured_by_kind)
+    return measured_by_kind
 
 
-def _take_turns(models: "list[_TimedModel]", turns: int, answers: "dict[str, _Measured]") -> None:
-    """Time `turns` steps of each model, one of each in turn, and add what is measured to `answers`;
-    models that fail are left out."""
+def _take_turns(
+    models: "list[_TimedModel]", turns: int, measured_by_kind: "dict[str, _Measured]"
+) -> None:
+    """Time `turns` steps of each model, one of each in turn, and add what is measured to
+    `measured_by_kind`; models that fail are left out."""
     for _ in range(turns):
         for timed_model in models:
             with _report_failure(timed_model.trial):
-                timed_model.seconds.append(timed_model.take())
+                timed_model.step_seconds.append(timed_model.take_step())
     for timed_model in models:
-        if len(timed_model.seconds) == turns:
-            answers[kind_of_trial(timed_model.trial)] = {
-                "step_seconds": timed_model.seconds,
+        if len(timed_model.step_seconds) == turns:
+            measured_by_kind[kind_of_trial(timed_model.trial)] = {
+                "step_seconds": timed_model.step_seconds,
                 "num_steps": timed_model.num_steps,
                 "test_seconds": timed_model.test_seconds,
             }
@@ -247,7 +261,7 @@ def _report_failure(trial: "TrialConfig") -> Iterator[None]:
 class _TimedModel:
     """The model of a trial, whose training steps are timed.
 
-    num_bytes: of the weights and the optimizer. seconds: of the timed steps.
+    num_bytes: of the weights and the optimizer. step_seconds: of the timed steps.
     num_steps, test_seconds: as in `_Measured`, once the tests are timed.
     """
 
@@ -264,21 +278,23 @@ class _TimedModel:
             self.symbols = windows.read_split(folder, "train", trial.corpus)
         self.model = train.build_model(trial)
         self.optimizer = train.optimizer_for(self.model, trial)
-        self.compiled = train.compile_if_asked(self.model, trial)
+        self.compiled_model = train.compile_if_asked(self.model, trial)
         self.num_bytes = BYTES_PER_PARAMETER * sum(p.numel() for p in self.model.parameters())
-        self.num_taken = 0
-        self.seconds: list[float] = []
+        self.num_steps_taken = 0
+        self.step_seconds: list[float] = []
         self.num_steps: float | None = None
         self.test_seconds = 0.0
 
-    def take(self) -> float:
+    def take_step(self) -> float:
         """Take a training step, and return its seconds."""
         from posenc.compare.trial import train
 
         self.model.train()
         began = _time_after_device(self.trial)
-        train.take_step(self.compiled, self.optimizer, self.trial, self.symbols, self.num_taken)
-        self.num_taken += 1
+        train.take_step(
+            self.compiled_model, self.optimizer, self.trial, self.symbols, self.num_steps_taken
+        )
+        self.num_steps_taken += 1
         return _time_after_device(self.trial) - began
 
     def time_tests(self) -> None:
@@ -286,9 +302,11 @@ class _TimedModel:
         from posenc.compare.trial.readings import can_be_tuned
 
         trial = self.trial
-        on_text = trial.task == TEXT
-        evaluation = _seconds_of_text_evaluation if on_text else _seconds_of_task_evaluation
-        self.test_seconds = evaluation(self.model, trial)
+        is_on_text = trial.task == TEXT
+        seconds_of_evaluation = (
+            _seconds_of_text_evaluation if is_on_text else _seconds_of_task_evaluation
+        )
+        self.test_seconds = seconds_of_evaluation(self.model, trial)
         self.num_steps = float(trial.steps)
         if trial.tune_steps and can_be_tuned(self.model):
             tokens_per_step = TUNE_BATCH * max(trial.test_lengths)
@@ -316,21 +334,21 @@ def _seconds_of_task_evaluation(model: "nn.Module", trial: "TrialConfig") -> flo
     from posenc.compare.trial.task_of_trial import task_of
 
     task = task_of(trial)
-    total = 0.0
+    total_seconds = 0.0
     assert task is not None  # the caller has one
     model.eval()
     for case in task.cases(trial.test_lengths):
         if evaluate.why_case_impossible(model.encoding, task, case):  # type: ignore[arg-type]
             continue
-        rows = max(1, evaluate.TASK_TOKENS_AT_ONCE // task.max_tokens(case))
-        batch = task.test_batch(case, rows, trial.train_length)
+        num_rows = max(1, evaluate.TASK_TOKENS_AT_ONCE // task.max_tokens(case))
+        batch = task.test_batch(case, num_rows, trial.train_length)
         began = _time_after_device(trial)
-        evaluate.likeliest_tokens(model, batch, trial, task.end, rows)
-        seconds = (_time_after_device(trial) - began) / rows
-        total += seconds * evaluate.TEST_SEQUENCES
+        evaluate.likeliest_tokens(model, batch, trial, task.end, num_rows)
+        seconds_per_row = (_time_after_device(trial) - began) / num_rows
+        total_seconds += seconds_per_row * evaluate.NUM_TEST_SEQUENCES
         if case.length == trial.train_length and not case.variant:
-            total += train.VALIDATIONS * seconds * evaluate.VALID_SEQUENCES
-    return total
+            total_seconds += train.NUM_VALIDATIONS * seconds_per_row * evaluate.NUM_VALID_SEQUENCES
+    return total_seconds
 
 
 def _seconds_of_text_evaluation(model: "nn.Module", trial: "TrialConfig") -> float:
@@ -342,25 +360,27 @@ def _seconds_of_text_evaluation(model: "nn.Module", trial: "TrialConfig") -> flo
     objective = objective_of(trial)
     train_length = trial.train_length
     num_windows = trial.num_windows or windows.NUM_WINDOWS
-    total = 0.0
+    total_seconds = 0.0
     for length in trial.test_lengths:
         if evaluate.why_length_impossible(model.encoding, objective.longest_stack_input(length)):  # type: ignore[arg-type]
             continue
-        per_token = _seconds_per_token_read(model, trial, length)
+        seconds_per_token = _seconds_per_token_read(model, trial, length)
         if length == train_length:
-            validation_tokens = windows.VALID_WINDOWS * length
+            validation_tokens = windows.NUM_VALID_WINDOWS * length
             # Far targets are read with near context in overlapping windows, once for all lengths.
             far_tokens = (
-                num_windows * length * objective.near_pieces if trial.test_lengths[1:] else 0
+                num_windows * length * objective.num_near_pieces if trial.test_lengths[1:] else 0
             )
-            tokens = max(num_windows * length, windows.NEAR_BYTES) + far_tokens
-            total += per_token * (tokens + train.VALIDATIONS * validation_tokens)
+            test_tokens = max(num_windows * length, windows.NEAR_BYTES) + far_tokens
+            total_seconds += seconds_per_token * (
+                test_tokens + train.NUM_VALIDATIONS * validation_tokens
+            )
             continue
         is_longest = length == max(trial.test_lengths)
         # The longest are read again in a window, which takes as long.
         times_read = 2 if trial.test_window and is_longest else 1
-        total += per_token * num_windows * length * times_read
-    return total
+        total_seconds += seconds_per_token * num_windows * length * times_read
+    return total_seconds
 
 
 def _seconds_per_token_read(model: "nn.Module", trial: "TrialConfig", length: int) -> float:

@@ -10,9 +10,9 @@ from posenc.files.sealed_json import unseal
 from posenc.report.report import Number, Report, Section, Table
 from posenc.report.terminal import print_report
 
-PUBLISHED = Path("results/leaderboard")
+PUBLISHED_FOLDER = Path("results/leaderboard")
 """Folder of the files in the repository; a wheel has them next to this module."""
-BOARD, ROWS = "board.json", "tasks.jsonl"
+BOARD_FILE, TASKS_FILE = "board.json", "tasks.jsonl"
 """Names of the published files: answers and matrices, and the trials of the tasks."""
 EXPLANATION = (
     "Columns with a length: bits per byte of text, lower is better. Tasks: accuracy or exact "
@@ -27,7 +27,7 @@ def show_published(as_json: bool) -> None:
 
     Raises: ValueError if this installation lacks the file or it was changed.
     """
-    path = published_file(BOARD)
+    path = published_file(BOARD_FILE)
     try:
         board = unseal(read_file_text(path))
     except ValueError as error:
@@ -55,16 +55,19 @@ def report_of(board: dict[str, Any]) -> Report:
 def leaderboard_table(name: str, study: dict[str, Any]) -> Table:
     """Return a row for each encoding, in the order of the first place, which names the best first;
     then those that only later places have. Behind a mean is its tier."""
-    cells: dict[str, dict[str, Number]] = {}
+    means_by_encoding: dict[str, dict[str, Number]] = {}
     for place in study["places"]:
         is_decided = place["least_difference"] is not None
-        for encoding in place["encodings"]:
-            tier = f" ({encoding['tier']})" if is_decided else ""
-            mean = Number(encoding["mean"], form=".2f", unit=tier)
-            cells.setdefault(encoding["encoding"], {})[place["where"]] = mean
-    wheres = [place["where"] for place in study["places"]]
-    rows = [[encoding, *(row.get(where) for where in wheres)] for encoding, row in cells.items()]
-    return Table(["encoding", *wheres], rows, f"Published leaderboard: {name}", name=name)
+        for entry in place["encodings"]:
+            tier = f" ({entry['tier']})" if is_decided else ""
+            mean = Number(entry["mean"], form=".2f", unit=tier)
+            means_by_encoding.setdefault(entry["encoding"], {})[place["where"]] = mean
+    place_names = [place["where"] for place in study["places"]]
+    rows = [
+        [entry, *(mean_by_place.get(where) for where in place_names)]
+        for entry, mean_by_place in means_by_encoding.items()
+    ]
+    return Table(["encoding", *place_names], rows, f"Published leaderboard: {name}", name=name)
 
 
 def published_file(name: str) -> Path:
@@ -72,11 +75,12 @@ def published_file(name: str) -> Path:
 
     Raises: ValueError if it is in neither.
     """
-    packaged = Path(str(resources.files("posenc.compare.reports").joinpath(name)))
-    in_repository = Path(__file__).parents[3] / PUBLISHED / name
-    for path in (packaged, in_repository):
+    packaged_path = Path(str(resources.files("posenc.compare.reports").joinpath(name)))
+    repository_path = Path(__file__).parents[3] / PUBLISHED_FOLDER / name
+    for path in (packaged_path, repository_path):
         if path.is_file():
             return path
     raise ValueError(
-        f"This installation has no leaderboard: neither {packaged} nor {in_repository} exists."
+        f"This installation has no leaderboard: neither {packaged_path} nor {repository_path} "
+        "exists."
     )

@@ -10,8 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posenc.compare.plan.learning_rate_search import choose_rates
-from posenc.compare.reports.leaderboard import BOARD, ROWS, published_file
-from posenc.compare.reports.report_runs import join_distinct_values, joined_by_slashes, recipe_of
+from posenc.compare.reports.leaderboard import BOARD_FILE, TASKS_FILE, published_file
+from posenc.compare.reports.report_runs import (
+    join_distinct_values,
+    joined_by_slashes,
+    recipe_values_of,
+)
 from posenc.compare.results import FORMAT, CorpusInfo, RateCheck, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.task_of_trial import check_scores
@@ -25,7 +29,7 @@ rates."""
 
 
 @dataclass(frozen=True)
-class Row(Record):
+class PublishedTrial(Record):
     """A published trial.
 
     hash: that of its config when it ran, by which it is known; with fields of later versions the
@@ -42,19 +46,19 @@ class Row(Record):
     result: TrialResult
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[PublishedTrial]:
     """Read rows. Raises ValueError with the number of a line that is damaged or no trial's."""
     rows = []
     for number, line in enumerate(read_file_bytes(path).splitlines(), 1):
         try:
-            rows.append(Row.from_json(line.decode()))
+            rows.append(PublishedTrial.from_json(line.decode()))
             check_scores(rows[-1].result)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {str(error).rstrip('.')}.") from None
     return rows
 
 
-def published_rows(name: str = ROWS) -> list[Row]:
+def published_rows(name: str = TASKS_FILE) -> list[PublishedTrial]:
     """Return the rows of a published file. Raises: ValueError where there is none."""
     return read_rows(published_file(name))
 
@@ -63,23 +67,25 @@ def published_studies() -> dict[str, Study]:
     """Return the published studies by the names of their files. Raises: ValueError as
     `published_rows` and `study_of`, and for a file that lacks a trial or is of rates without a
     study."""
-    folder = published_file(BOARD).parent
-    files = {path.stem: read_rows(path) for path in folder.glob("*.jsonl")}
-    for name, rows in files.items():
-        study = name.removesuffix(RATES_SUFFIX)
+    folder = published_file(BOARD_FILE).parent
+    rows_by_file = {path.stem: read_rows(path) for path in folder.glob("*.jsonl")}
+    for name, rows in rows_by_file.items():
+        study_name = name.removesuffix(RATES_SUFFIX)
         why = _missing_trials(rows)
-        if study not in files:
-            why = f"has rates for {study}.jsonl, which is missing"
+        if study_name not in rows_by_file:
+            why = f"has rates for {study_name}.jsonl, which is missing"
         if why:
             raise ValueError(f"{folder / name}.jsonl {why}.")
     return {
-        name: study_of(files[name], files.get(name + RATES_SUFFIX, ()), f"{name}.jsonl")
-        for name in sorted(files)
+        name: study_of(
+            rows_by_file[name], rows_by_file.get(name + RATES_SUFFIX, ()), f"{name}.jsonl"
+        )
+        for name in sorted(rows_by_file)
         if not name.endswith(RATES_SUFFIX)
     }
 
 
-def _missing_trials(rows: Sequence[Row]) -> str:
+def _missing_trials(rows: Sequence[PublishedTrial]) -> str:
     """Return what a file lacks if some of its encodings have fewer trials than others, or ""."""
     if not rows:
         return "has no row"
@@ -90,30 +96,32 @@ def _missing_trials(rows: Sequence[Row]) -> str:
 
 
 def study_of(
-    rows: Sequence[Row], tried: Sequence[Row] = (), file_name: str = "The leaderboard"
+    rows: Sequence[PublishedTrial],
+    rate_rows: Sequence[PublishedTrial] = (),
+    file_name: str = "The leaderboard",
 ) -> Study:
     """Return the rows as one study, for tables and page.
 
-    tried: rows of the trials that chose the learning rates; without them, rows with different rates
-    are of different recipes. file_name: the name that errors give.
+    rate_rows: rows of the trials that chose the learning rates; without them, rows with different
+    rates are of different recipes. file_name: the name that errors give.
     Raises: ValueError for rows of different recipes or of other code, for a trial that is there
     twice, or of another rate than the chosen one.
     """
     if not rows:
         raise ValueError(f"{file_name} has no row.")
-    all_rows = [*rows, *tried]
+    all_rows = [*rows, *rate_rows]
     corpora = {row.corpus for row in all_rows if row.corpus is not None}
     if len(corpora) > 1:
         raise ValueError(f"{file_name} has rows of {len(corpora)} texts, which cannot be mixed.")
     _check_each_trial_once(file_name, [row.result.config for row in all_rows])
     results = [row.result for row in rows]
     trials = [result.config for result in results]
-    rates = choose_rates([row.result for row in tried])
-    same_recipe = trials
-    if rates:
-        _check_chosen_rates(file_name, trials, rates)
-        same_recipe = _without_rates(trials, [row.result.config for row in tried])
-    _check_one_recipe(file_name, same_recipe)
+    rate_checks = choose_rates([row.result for row in rate_rows])
+    comparable_trials = trials
+    if rate_checks:
+        _check_chosen_rates(file_name, trials, rate_checks)
+        comparable_trials = _without_rates(trials, [row.result.config for row in rate_rows])
+    _check_one_recipe(file_name, comparable_trials)
     return Study(
         format=FORMAT,
         command="posenc leaderboard",
@@ -123,7 +131,7 @@ def study_of(
         corpus=next(iter(corpora), None),
         trials=tuple(trials),
         results=tuple(results),
-        rates=rates,
+        rates=rate_checks,
     )
 
 
@@ -133,10 +141,10 @@ def _check_each_trial_once(file_name: str, trials: Sequence[TrialConfig]) -> Non
     sources = {trial.encoding: trial.source for trial in reversed(trials) if trial.source}
     counts = Counter(replace(trial, source="") for trial in trials)
     for trial in trials:
-        code = trial.code or trial.source
-        known = sources.get(trial.encoding, "unknown")
-        if code and code != known:
-            why = f"of two codes ({code} and {known})"
+        code_hash = trial.code or trial.source
+        known_hash = sources.get(trial.encoding, "unknown")
+        if code_hash and code_hash != known_hash:
+            why = f"of two codes ({code_hash} and {known_hash})"
         elif counts[replace(trial, source="")] > 1:
             why = "twice"
         else:
@@ -147,12 +155,12 @@ def _check_each_trial_once(file_name: str, trials: Sequence[TrialConfig]) -> Non
 
 
 def _check_chosen_rates(
-    file_name: str, trials: Sequence[TrialConfig], rates: Sequence[RateCheck]
+    file_name: str, trials: Sequence[TrialConfig], rate_checks: Sequence[RateCheck]
 ) -> None:
     """Raise ValueError for a trial at another learning rate than the chosen one."""
-    chosen = {(check.task, check.encoding): check.chosen for check in rates}
+    chosen_rates = {(check.task, check.encoding): check.chosen for check in rate_checks}
     for trial in trials:
-        rate = chosen.get((trial.task, trial.encoding))
+        rate = chosen_rates.get((trial.task, trial.encoding))
         if trial.lr != rate:
             raise ValueError(
                 f"{file_name}: {trial.name} at a learning rate of {trial.lr}, and {rate} was "
@@ -161,28 +169,30 @@ def _check_chosen_rates(
 
 
 def _without_rates(
-    trials: Sequence[TrialConfig], tried: Sequence[TrialConfig]
+    trials: Sequence[TrialConfig], rate_trials: Sequence[TrialConfig]
 ) -> list[TrialConfig]:
-    """Return all trials with their learning rates set to 0 and, for those of `tried`, the steps and
+    """Return all trials with their learning rates set to 0 and, for `rate_trials`, the steps and
     test lengths of the others, so that trials of one recipe are equal."""
     study_fields = {t.task: {"steps": t.steps, "test_lengths": t.test_lengths} for t in trials}
-    as_long = [replace(t, **study_fields[t.task]) for t in tried if t.task in study_fields]
-    return [replace(trial, lr=0.0) for trial in (*trials, *as_long)]
+    lengthened_rate_trials = [
+        replace(t, **study_fields[t.task]) for t in rate_trials if t.task in study_fields
+    ]
+    return [replace(trial, lr=0.0) for trial in (*trials, *lengthened_rate_trials)]
 
 
 def _check_one_recipe(file_name: str, trials: Sequence[TrialConfig]) -> None:
     """Raise ValueError if trials of a task differ in more than encoding and seed, or if tasks
     differ in recipe, torch or precision."""
-    values_of_all = recipe_of(trials)
+    values_of_all = recipe_values_of(trials)
     for task in dict.fromkeys(trial.task for trial in trials):
-        fields = recipe_of(trial for trial in trials if trial.task == task)
-        fields |= {name: values_of_all[name] for name in ("recipe", "torch", "precision")}
+        values_by_field = recipe_values_of(trial for trial in trials if trial.task == task)
+        values_by_field |= {name: values_of_all[name] for name in ("recipe", "torch", "precision")}
         differing_fields = [
             f"{name} {joined_by_slashes(values)}"
-            for name, values in fields.items()
+            for name, values in values_by_field.items()
             if len(values) > 1
         ]
-        if len(fields["lr"]) > 1 and file_name.endswith(".jsonl"):
+        if len(values_by_field["lr"]) > 1 and file_name.endswith(".jsonl"):
             rates_file = f"{file_name.removesuffix('.jsonl')}{RATES_SUFFIX}.jsonl"
             differing_fields.append(f"if it was chosen, {rates_file} is missing")
         if differing_fields:

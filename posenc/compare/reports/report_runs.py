@@ -11,7 +11,7 @@ from posenc.compare.judge.answer import conclude
 from posenc.compare.page.numbers import COLUMNS
 from posenc.compare.page.report import show_study, write_figures, write_report_files
 from posenc.compare.results import OtherFormat, RateCheck, Study, TrialResult
-from posenc.compare.run_study import RUNS, collect_results, write_report
+from posenc.compare.run_study import RUNS_FOLDER, collect_results, write_report
 from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.objectives import objective_of
 from posenc.files.atomic import prepare_file, prepare_page_and_figures
@@ -24,7 +24,7 @@ from posenc.report.terminal import print_line, stderr
 def report_runs(
     folders: Sequence[Path],
     out: Path | None = None,
-    figures: Path | None = None,
+    figures_folder: Path | None = None,
     as_json: bool = False,
 ) -> Study:
     """Write and print the report of runs, finished or not.
@@ -35,41 +35,41 @@ def report_runs(
     Raises: ValueError if a folder holds no readable study, if its study is still running, if the
     recipes of the runs differ, or if `out` is a run itself.
     """
-    prepare_page_and_figures(figures)
-    runs = [(folder, _read_study(folder)) for folder in folders]
-    if len(runs) == 1 and out is None:
-        ((home, study),) = runs
-        writer = "posenc compare, which writes the report when it ends,"
+    prepare_page_and_figures(figures_folder)
+    folders_and_studies = [(folder, _read_study(folder)) for folder in folders]
+    if len(folders_and_studies) == 1 and out is None:
+        ((home, study),) = folders_and_studies
+        writing_command = "posenc compare, which writes the report when it ends,"
         try:
-            with locked(home, writer):
-                study, lines = write_report(study, home)
+            with locked(home, writing_command):
+                study, notes = write_report(study, home)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
             raise ValueError(f"{home} is not yours to write. Give --out FOLDER.") from error
     else:
-        damaged: list[str] = []
-        study, conflicts = merge_runs(
-            [_collect_run(folder, damaged, each) for folder, each in runs]
+        damage_notes: list[str] = []
+        study, conflict_notes = merge_runs(
+            [_collect_run(folder, damage_notes, each) for folder, each in folders_and_studies]
         )
         study = conclude(study)
-        lines = damaged + conflicts
+        notes = damage_notes + conflict_notes
         home = _make_report_folder(study.trials, out, "report")
         write_report_files(study, home)
-    _print_report(study, lines, home, figures, as_json)
+    _print_report(study, notes, home, figures_folder, as_json)
     return study
 
 
 def _print_report(
-    study: Study, lines: Sequence[str], home: Path, figures: Path | None, as_json: bool
+    study: Study, notes: Sequence[str], home: Path, figures_folder: Path | None, as_json: bool
 ) -> None:
     """Write the figures that were asked for, and print notes and tables.
 
-    lines: notes on damaged or different results. home: folder of the report.
+    notes: on damaged or different results. home: folder of the report.
     """
     console = stderr()
-    for line in (*lines, *write_figures(study, figures)):
-        print_line(console, line)
+    for note in (*notes, *write_figures(study, figures_folder)):
+        print_line(console, note)
     show_study(study, home, console, as_json)
 
 
@@ -97,8 +97,8 @@ def _read_study(folder: Path) -> Study:
 def _collect_run(folder: Path, notes: list[str], study: Study | None = None) -> tuple[Path, Study]:
     """Return the folder, and its study with the results that lie there now; add a line about each
     damaged result to `notes`. study: as read before; None: read it here."""
-    study, damaged = collect_results(_read_study(folder) if study is None else study, folder)
-    notes += damaged
+    study, damage_notes = collect_results(_read_study(folder) if study is None else study, folder)
+    notes += damage_notes
     return folder, study
 
 
@@ -106,7 +106,7 @@ def _make_report_folder(trials: Sequence[TrialConfig], out: Path | None, name: s
     """Make the folder of a page, `out` or one named by the trials. Raise ValueError where no page
     can be written: at a file, into a run, or over files that are not of an earlier report."""
     hashes = " ".join(sorted(trial.hash for trial in trials))
-    folder = out or RUNS / f"{name}-{hashlib.sha256(hashes.encode()).hexdigest()[:8]}"
+    folder = out or RUNS_FOLDER / f"{name}-{hashlib.sha256(hashes.encode()).hexdigest()[:8]}"
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out: {folder} is not a folder.")
     if (folder / STUDY_FILE).exists():
@@ -124,7 +124,7 @@ def _make_report_folder(trials: Sequence[TrialConfig], out: Path | None, name: s
     return folder
 
 
-_MAY_DIFFER = {"encoding", "seed", "code", "source"}
+_FIELDS_OUTSIDE_RECIPE = {"encoding", "seed", "code", "source"}
 """Fields in which the trials of one study differ; all others are its recipe. Where learning rates
 were checked, they differ too."""
 
@@ -145,7 +145,7 @@ def merge_runs(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
 
 def merge_runs_of_checked_recipes(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
     """Join runs of different tasks whose recipes have been checked."""
-    first = runs[0][1]
+    first_study = runs[0][1]
     labels: dict[str, str] = {}
     unchecked: dict[str, str] = {}
     for _, study in runs:
@@ -156,7 +156,7 @@ def merge_runs_of_checked_recipes(runs: Sequence[tuple[Path, Study]]) -> tuple[S
     _check_unique_labels(runs, labels)
     results, conflicts = _merge_results(runs)
     merged = replace(
-        first,
+        first_study,
         command=shlex.join(["posenc", "report", *(str(folder) for folder, _ in runs)]),
         started=min(study.started for _, study in runs),
         versions=join_distinct_values([study.versions for _, study in runs]),
@@ -167,41 +167,42 @@ def merge_runs_of_checked_recipes(runs: Sequence[tuple[Path, Study]]) -> tuple[S
         unchecked=unchecked,
         rates=rates,
         # Steps of two runs were not taken in turns.
-        step_seconds=first.step_seconds if len(runs) == 1 else {},
+        step_seconds=first_study.step_seconds if len(runs) == 1 else {},
     )
     return merged, conflicts
 
 
-def recipe_of(trials: Iterable[TrialConfig]) -> dict[str, set[object]]:
+def recipe_values_of(trials: Iterable[TrialConfig]) -> dict[str, set[object]]:
     """Return the values that trials have in each field of their recipe."""
-    fields: dict[str, set[object]] = {}
+    values_by_field: dict[str, set[object]] = {}
     for trial in trials:
         for name, value in asdict(trial).items():
-            if name not in _MAY_DIFFER:
-                fields.setdefault(name, set()).add(value)
-    return fields
+            if name not in _FIELDS_OUTSIDE_RECIPE:
+                values_by_field.setdefault(name, set()).add(value)
+    return values_by_field
 
 
 def _recipe_of_study(study: Study) -> dict[str, set[object]]:
-    """Return the recipe of a study's trials, see `recipe_of`."""
-    fields = recipe_of(study.trials)
+    """Return the recipe of a study's trials, see `recipe_values_of`."""
+    values_by_field = recipe_values_of(study.trials)
     if study.rates:
-        fields["lr"] = {"checked for each encoding"}
-        fields["encoding_lr"] = fields["lr"]
-    return fields
+        values_by_field["lr"] = {"checked for each encoding"}
+        values_by_field["encoding_lr"] = values_by_field["lr"]
+    return values_by_field
 
 
-def check_recipe(first: Path, study: Study, folder: Path, other: Study) -> None:
+def check_recipe(first_folder: Path, study: Study, folder: Path, other: Study) -> None:
     """Raise ValueError if two studies, in these folders, are of different recipes."""
     ours = _recipe_of_study(study)
     theirs = _recipe_of_study(other)
-    differ = [name for name in ours if ours[name] != theirs.get(name)]
-    if differ:
+    differing_fields = [name for name in ours if ours[name] != theirs.get(name)]
+    if differing_fields:
         differences = ", ".join(
-            f"{n} {joined_by_slashes(ours[n])} and {joined_by_slashes(theirs[n])}" for n in differ
+            f"{n} {joined_by_slashes(ours[n])} and {joined_by_slashes(theirs[n])}"
+            for n in differing_fields
         )
         raise ValueError(
-            f"{first} and {folder} are of different recipes ({differences}), and numbers of "
+            f"{first_folder} and {folder} are of different recipes ({differences}), and numbers of "
             "different recipes must not be mixed. Report them one by one."
         )
 
@@ -213,37 +214,39 @@ def joined_by_slashes(values: set[object]) -> str:
 
 def _check_same_code(runs: Sequence[tuple[Path, Study]]) -> None:
     """Raise ValueError if an encoding's code, or posenc's, changed between runs."""
-    seen: dict[str, tuple[Path, str]] = {}
+    first_seen: dict[str, tuple[Path, str]] = {}
     for folder, study in runs:
         for trial in study.trials:
             this_code = " ".join(filter(None, (trial.code, trial.source))) or "none"
-            where, code = seen.setdefault(trial.encoding, (folder, this_code))
-            if code != this_code:
+            first_folder, first_code = first_seen.setdefault(trial.encoding, (folder, this_code))
+            if first_code != this_code:
                 raise ValueError(
                     f"{trial.encoding} was other code in {folder} (hash {this_code}) than in "
-                    f"{where} (hash {code}). Run it again in one of them."
+                    f"{first_folder} (hash {first_code}). Run it again in one of them."
                 )
 
 
 def _merge_rates(runs: Sequence[tuple[Path, Study]]) -> tuple[RateCheck, ...]:
     """Return the rate checks of all runs. Raises ValueError if two runs chose different rates."""
-    seen: dict[tuple[str, str], tuple[Path, RateCheck]] = {}
+    first_seen: dict[tuple[str, str], tuple[Path, RateCheck]] = {}
     for folder, study in runs:
         for check in study.rates:
-            where, known = seen.setdefault((check.task, check.encoding), (folder, check))
-            if known.chosen != check.chosen:
+            first_folder, first_check = first_seen.setdefault(
+                (check.task, check.encoding), (folder, check)
+            )
+            if first_check.chosen != check.chosen:
                 raise ValueError(
                     f"{check.encoding} on {check.task} was checked to a learning rate of "
-                    f"{known.chosen} in {where} and of {check.chosen} in {folder}, and their "
-                    "numbers must not be mixed. Report them one by one."
+                    f"{first_check.chosen} in {first_folder} and of {check.chosen} in {folder}, "
+                    "and their numbers must not be mixed. Report them one by one."
                 )
-            if _setting(known) != _setting(check):
+            if _setting(first_check) != _setting(check):
                 raise ValueError(
-                    f"{check.encoding} was tuned to {_setting(known)} in {where} and to "
-                    f"{_setting(check)} in {folder}, and their numbers must not be mixed. Report "
-                    "them one by one."
+                    f"{check.encoding} was tuned to {_setting(first_check)} in {first_folder} and "
+                    f"to {_setting(check)} in {folder}, and their numbers must not be mixed. "
+                    "Report them one by one."
                 )
-    return tuple(check for _, check in seen.values())
+    return tuple(check for _, check in first_seen.values())
 
 
 def _setting(check: RateCheck) -> str:
@@ -255,14 +258,14 @@ def _setting(check: RateCheck) -> str:
 
 def _check_unique_labels(runs: Sequence[tuple[Path, Study]], labels: dict[str, str]) -> None:
     """Raise ValueError if a label names two encodings."""
-    text_of: dict[str, str] = {}
+    encoding_of_label: dict[str, str] = {}
     for _, study in runs:
         for encoding in study.encodings:
             label = labels.get(encoding, encoding)
-            if text_of.setdefault(label, encoding) != encoding:
+            if encoding_of_label.setdefault(label, encoding) != encoding:
                 raise ValueError(
-                    f"{label!r} names two encodings, {text_of[label]} and {encoding}: report these "
-                    "runs one by one, or run one of them with another label."
+                    f"{label!r} names two encodings, {encoding_of_label[label]} and {encoding}: "
+                    "report these runs one by one, or run one of them with another label."
                 )
 
 
@@ -277,18 +280,18 @@ def _merge_results(
     for folder, study in runs:
         for result in study.results:
             config = result.config
-            known = results.get(config)
-            if known is None or (known.reason is not None and result.reason is None):
+            known_result = results.get(config)
+            if known_result is None or (known_result.reason is not None and result.reason is None):
                 results[config] = result
                 folder_of_result[config] = folder
             elif result.reason is None and replace(result, timing=None) != replace(
-                known, timing=None
+                known_result, timing=None
             ):
                 label = study.labels.get(config.encoding, config.encoding)
-                name = describe_trial(replace(config, encoding=label))
+                trial_in_words = describe_trial(replace(config, encoding=label))
                 conflicts.append(
-                    f"{name} has other numbers in {folder} than in "
-                    f"{folder_of_result[config]}{_where_most_different(known, result)}; the "
+                    f"{trial_in_words} has other numbers in {folder} than in "
+                    f"{folder_of_result[config]}{_where_most_different(known_result, result)}; the "
                     "latter count"
                 )
     return results, conflicts
@@ -309,8 +312,8 @@ def _where_most_different(a: TrialResult, b: TrialResult) -> str:
 def join_distinct_values(records: Sequence[dict[str, str]]) -> dict[str, str]:
     """Return one record with all keys, in which the different values of a key are joined by
     semicolons."""
-    values: dict[str, dict[str, None]] = {}
+    values_by_key: dict[str, dict[str, None]] = {}
     for record in records:
         for key, value in record.items():
-            values.setdefault(key, {})[value] = None
-    return {key: "; ".join(distinct) for key, distinct in values.items()}
+            values_by_key.setdefault(key, {})[value] = None
+    return {key: "; ".join(distinct_values) for key, distinct_values in values_by_key.items()}

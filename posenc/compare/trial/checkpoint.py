@@ -31,16 +31,16 @@ def write_checkpoint(
     """Save model, optimizer and cursor into the trial's folder. The JSON names the file of the
     tensors and is replaced last, so that the two always match."""
     content = save(_tensors_by_name(model, optimizer))
-    name = f"checkpoint-{cursor.step}.safetensors"
-    write_atomically(folder / name, content)
-    state = replace(
+    tensor_file = f"checkpoint-{cursor.step}.safetensors"
+    write_atomically(folder / tensor_file, content)
+    saved_cursor = replace(
         cursor,
         rng=_generator_state(),
-        tensors=name,
+        tensors=tensor_file,
         tensors_sha256=hashlib.sha256(content).hexdigest(),
     )
-    write_atomically(folder / CHECKPOINT_FILE, state.to_json())
-    delete_checkpoint(folder, keep=name)
+    write_atomically(folder / CHECKPOINT_FILE, saved_cursor.to_json())
+    delete_checkpoint(folder, keep=tensor_file)
 
 
 def restore_checkpoint(
@@ -107,12 +107,12 @@ def _load_optimizer_state(
 
     tensors: those of a checkpoint, by name.
     """
-    names = {id(p): name for name, p in model.named_parameters()}
+    name_by_id = {id(p): name for name, p in model.named_parameters()}
     for group in optimizer.param_groups:
         for p in group["params"]:
             state = {}
-            for key in _OPTIMIZER_STATE:
-                value = tensors.get(f"{key}/{names[id(p)]}")
+            for key in _OPTIMIZER_STATE_KEYS:
+                value = tensors.get(f"{key}/{name_by_id[id(p)]}")
                 if value is not None:
                     state[key] = value.to("cpu" if key == "step" else p.device)
             optimizer.state[p] = state
@@ -145,16 +145,16 @@ def _tensors_by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 _MODEL_PREFIX = "model/"
 """The beginning of the name of a tensor of the model."""
-_OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "step")
+_OPTIMIZER_STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's state of a parameter that has had a gradient."""
 
 
-def _expected_shapes(model: nn.Module, tensors: Container[str]) -> dict[str, torch.Size]:
+def _expected_shapes(model: nn.Module, tensor_names: Container[str]) -> dict[str, torch.Size]:
     """Return the shape that each tensor of a checkpoint of this model must have, by name. Only a
-    parameter that has had a gradient has AdamW's state: one with any of it in `tensors`."""
+    parameter that has had a gradient has AdamW's state: one with any of it in `tensor_names`."""
     shapes = {f"{_MODEL_PREFIX}{name}": value.shape for name, value in model.state_dict().items()}
     for name, p in model.named_parameters():
-        if not any(f"{key}/{name}" in tensors for key in _OPTIMIZER_STATE):
+        if not any(f"{key}/{name}" in tensor_names for key in _OPTIMIZER_STATE_KEYS):
             continue
         shapes |= {f"exp_avg/{name}": p.shape, f"exp_avg_sq/{name}": p.shape}
         shapes[f"step/{name}"] = torch.Size([])

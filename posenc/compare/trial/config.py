@@ -35,10 +35,10 @@ CAUSAL = "causal"
 """The objective of a decoder: predict the next byte."""
 SEPARATE = "separate"
 """The default of --projections: queries, keys and values each have their own matrix."""
-MOST = 1000
+MAX_ENTRIES = 1000
 """The maximum of letters of a name, of test lengths of a trial and of points of its curve: a page
 with more would not be readable. Chosen, not derived."""
-LONGEST_NAME = 60
+MAX_NAME_LETTERS = 60
 """Maximum of letters of an encoding in the name of a folder."""
 
 
@@ -108,7 +108,7 @@ class TrialConfig:
             check_count(name, getattr(self, name), 1)
         check_count("seed", self.seed)
         check_count("train_length", self.train_length, 1)
-        check_rising("test_lengths", self.test_lengths, MOST)
+        check_rising("test_lengths", self.test_lengths, MAX_ENTRIES)
         if self.test_lengths[:1] != (self.train_length,):
             raise ValueError("test_lengths must begin with train_length.")
         check_count("test_lengths", self.test_lengths[-1], 1)
@@ -120,7 +120,7 @@ class TrialConfig:
         check_encoding_name(self.encoding)
         for field in dataclasses.fields(self):
             if isinstance(value := getattr(self, field.name), str):
-                check_text_length(field.name, value, MOST)
+                check_text_length(field.name, value, MAX_ENTRIES)
         if self.task != TEXT:
             find_task(self.task, accept_retired=True)
 
@@ -130,18 +130,18 @@ class TrialConfig:
         count only where they are set, so that older trials keep theirs."""
         defaults = {f.name: f.default for f in dataclasses.fields(self) if f.name in _NEWER_FIELDS}
         values = dataclasses.asdict(self)
-        known = {k: v for k, v in values.items() if k not in defaults or v != defaults[k]}
-        text = json.dumps(known, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        counted_values = {k: v for k, v in values.items() if k not in defaults or v != defaults[k]}
+        fields_in_json = json.dumps(counted_values, sort_keys=True)
+        return hashlib.sha256(fields_in_json.encode()).hexdigest()[:12]
 
     @property
     def name(self) -> str:
         """Return encoding, task and seed in letters that a folder's name may have, such as
         `rope-copy-seed0`."""
-        name = re.sub(r"[^\w.]+", "-", self.encoding).strip("-.")[:LONGEST_NAME]
-        task = "" if self.task == TEXT else f"-{self.task}"
-        task += "" if self.objective == CAUSAL else f"-{self.objective}"
-        return name + re.sub(r"[^\w.]+", "-", f"{task}-seed{self.seed}")
+        name = re.sub(r"[^\w.]+", "-", self.encoding).strip("-.")[:MAX_NAME_LETTERS]
+        suffix = "" if self.task == TEXT else f"-{self.task}"
+        suffix += "" if self.objective == CAUSAL else f"-{self.objective}"
+        return name + re.sub(r"[^\w.]+", "-", f"{suffix}-seed{self.seed}")
 
     @property
     def is_on_text(self) -> bool:
@@ -156,7 +156,7 @@ class TrialConfig:
 
 def check_encoding_name(name: str) -> None:
     """Raise ValueError for a name of an encoding that no table or chart can show."""
-    check_text_length("the name of an encoding", name, MOST)
+    check_text_length("the name of an encoding", name, MAX_ENTRIES)
     if not name:
         raise ValueError("the name of an encoding is empty.")
     if len(name.splitlines()) > 1:
@@ -166,14 +166,14 @@ def check_encoding_name(name: str) -> None:
 def describe_trial(trial: TrialConfig) -> str:
     """Return a trial in words, for messages: `rope on copy seed 0`, for one that chooses a learning
     rate also the rate."""
-    name = trial.encoding
+    trial_in_words = trial.encoding
     if trial.task != TEXT:
-        name = f"{name} on {trial.task}"
-    name = f"{name} seed {trial.seed}"
+        trial_in_words = f"{trial_in_words} on {trial.task}"
+    trial_in_words = f"{trial_in_words} seed {trial.seed}"
     if len(trial.test_lengths) > 1:
-        return name
+        return trial_in_words
     # Only a trial that chooses a learning rate has one test length.
-    return f"{name} at lr {trial.lr:g}"
+    return f"{trial_in_words} at lr {trial.lr:g}"
 
 
 def write_trial(folder: Path, config: TrialConfig) -> None:

@@ -62,8 +62,8 @@ def likeliest_tokens(
     likeliest = []
     likeliest_but_end = []
     for start in range(0, len(batch.tokens), at_once):
-        rows = slice(start, start + at_once)
-        piece = Batch(batch.tokens[rows], batch.targets[rows], batch.positions)
+        row_range = slice(start, start + at_once)
+        piece = Batch(batch.tokens[row_range], batch.targets[row_range], batch.positions)
         logits = task_logits(model, piece, config)
         is_target = on_device(torch.from_numpy(piece.targets != IGNORED_TARGET), config)
         if not logits[is_target].isfinite().all():
@@ -107,11 +107,11 @@ TOKENS_AT_ONCE = 1 << 11
 rope, t5 and alibi: 0.76 to 0.91 of the time with twice as many."""
 MAX_POSITION_RUNS = 64
 """Points that a curve of the loss by position has at most."""
-TEST_SEQUENCES = 512
+NUM_TEST_SEQUENCES = 512
 """Sequences of a case: the standard error of exact match is at most 0.022."""
 TASK_TOKENS_AT_ONCE = 1 << 13
 """The same for a task, whose sequences are shorter."""
-VALID_SEQUENCES = 256
+NUM_VALID_SEQUENCES = 256
 """Sequences of a task's validation."""
 
 
@@ -166,7 +166,7 @@ def why_case_impossible(encoding: PositionEncoding, task: Task, case: Case) -> s
 def validation_bits(model: nn.Module, task: Task, config: TrialConfig) -> float:
     """Return bits per target on held-out sequences like those of training."""
     model.eval()
-    batch = task.valid_batch(VALID_SEQUENCES, config.train_length)
+    batch = task.valid_batch(NUM_VALID_SEQUENCES, config.train_length)
     bits = target_loss(model, batch, config).item() / math.log(2)
     model.train()
     return bits
@@ -177,7 +177,7 @@ def _score_case(model: nn.Module, task: Task, case: Case, config: TrialConfig) -
     reason = why_case_impossible(model.encoding, task, case)  # type: ignore[arg-type]
     if reason is not None:
         return CaseScore(case.length, case.variant, cannot=reason)
-    batch = task.test_batch(case, TEST_SEQUENCES, config.train_length)
+    batch = task.test_batch(case, NUM_TEST_SEQUENCES, config.train_length)
     likeliest, likeliest_but_end = likeliest_tokens(
         model, batch, config, task.end, max(1, TASK_TOKENS_AT_ONCE // task.max_tokens(case))
     )

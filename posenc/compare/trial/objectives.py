@@ -25,7 +25,7 @@ from posenc.compare.trial.evaluate import (
     token_losses,
     why_length_impossible,
 )
-from posenc.compare.trial.windows import VOCABULARY, held_out_windows, window_ends
+from posenc.compare.trial.windows import VOCABULARY_SIZE, held_out_windows, window_ends
 from posenc.encodings import PositionEncoding
 from posenc.models import Decoder, DecoderConfig, Encoder, EncoderDecoder
 from posenc.models.stack import require_bidirectional
@@ -50,21 +50,21 @@ class Objective(ABC):
     """An objective of training on text.
 
     name: name on the command line.
-    model: makes the model from its sizes and one encoding for each of its stacks.
-    stacks: for each stack of layers with an encoding, True if it is causal; reports show the
+    model_class: makes the model from its sizes and one encoding for each of its stacks.
+    causal_stacks: for each stack of layers with an encoding, True if it is causal; reports show the
         arguments of the last stack's encoding.
-    extra_symbols: number of symbols in addition to those of the text.
+    num_extra_symbols: number of symbols in addition to those of the text.
     scoring_note: a sentence for the report on what is scored; "" for every byte.
-    near_pieces: number of pieces in which far targets are read with near context only; each target
-        has at most train_length tokens of context, and at least as many less one piece.
+    num_near_pieces: pieces in which far targets are read with near context only; each target has
+        at most train_length tokens of context, and at least as many less one piece.
     """
 
     name: ClassVar[str]
-    model: ClassVar[Callable[..., nn.Module]]
-    stacks: ClassVar[tuple[bool, ...]]
-    extra_symbols: ClassVar[int] = 0
+    model_class: ClassVar[Callable[..., nn.Module]]
+    causal_stacks: ClassVar[tuple[bool, ...]]
+    num_extra_symbols: ClassVar[int] = 0
     scoring_note: ClassVar[str] = ""
-    near_pieces: ClassVar[int] = 1
+    num_near_pieces: ClassVar[int] = 1
 
     def training_targets(self, rows: Tensor, seed: int, step: int) -> MarkedWindows:
         """Return the windows of a training step with their targets marked, from rows of length + 1
@@ -108,7 +108,7 @@ class Objective(ABC):
         near_losses = {} if near_losses is None else near_losses
         by_length: list[LengthScore] = []
         by_position: tuple[PositionScore, ...] = ()
-        far: list[FarScore] = []
+        far_scores: list[FarScore] = []
         for length in config.test_lengths if lengths is None else lengths:
             ends = window_ends(len(symbols), length, config)
             windows = self.held_out_targets(held_out_windows(symbols, length, config))
@@ -121,9 +121,11 @@ class Objective(ABC):
                 by_length.append(score_length(length, losses, windows[1]))
                 by_position = _score_positions(losses, windows[1])
             if length > config.train_length:
-                key = tuple(ends.tolist())
-                far.append(self._score_far(model, windows, config, losses, near_losses, key))
-        return Scores(tuple(by_length), by_position, tuple(far))
+                end_positions = tuple(ends.tolist())
+                far_scores.append(
+                    self._score_far(model, windows, config, losses, near_losses, end_positions)
+                )
+        return Scores(tuple(by_length), by_position, tuple(far_scores))
 
     def num_far_targets(self, config: TrialConfig) -> int:
         """Return how many bytes at the end of a long window are far targets: those of a window of
@@ -182,7 +184,7 @@ class Objective(ABC):
         """
         length = windows[0].shape[1]
         num_targets = self.num_far_targets(config)
-        targets_per_piece = -(-num_targets // self.near_pieces)  # rounded up
+        targets_per_piece = -(-num_targets // self.num_near_pieces)  # rounded up
         losses = []
         first = length - num_targets
         while first < length:
@@ -208,9 +210,9 @@ class Objective(ABC):
         length = tokens.shape[1]
         rows_at_once = max(1, TOKENS_AT_ONCE // length)
         pieces = zip(*(tensor.split(rows_at_once) for tensor in windows), strict=True)
-        parts = [self.losses(model, piece, config).double().cpu() for piece in pieces]
+        losses_of_pieces = [self.losses(model, piece, config).double().cpu() for piece in pieces]
         losses = torch.zeros(tokens.shape, dtype=torch.float64)
-        losses[is_target] = torch.cat(parts)
+        losses[is_target] = torch.cat(losses_of_pieces)
         if not losses.isfinite().all():
             raise FloatingPointError(f"the loss is not finite at test length {length}")
         return losses
@@ -226,9 +228,9 @@ class CausalObjective(Objective):
     after each one."""
 
     name = CAUSAL
-    model = Decoder
-    stacks = (True,)
-    near_pieces = 2
+    model_class = Decoder
+    causal_stacks = (True,)
+    num_near_pieces = 2
 
     def held_out_targets(self, rows: Tensor) -> MarkedWindows:
         return rows[:, :-1], torch.ones_like(rows[:, :-1], dtype=torch.bool), rows[:, 1:]
@@ -264,7 +266,7 @@ def _score_positions(losses: Tensor, is_target: Tensor) -> tuple[PositionScore, 
     return tuple(scores)
 
 
-MASK_SYMBOL = VOCABULARY
+MASK_SYMBOL = VOCABULARY_SIZE
 """The symbol that replaces a masked byte."""
 MASKED_FRACTION = 0.15
 """Fraction of masked bytes, as in BERT. All are replaced by the mask, because no fine-tuning
@@ -311,9 +313,9 @@ class MaskedObjective(Objective):
     """
 
     name = "masked"
-    model = MaskedModel
-    stacks = (False,)
-    extra_symbols = 1
+    model_class = MaskedModel
+    causal_stacks = (False,)
+    num_extra_symbols = 1
     scoring_note = f"{MASKED_FRACTION:.0%} of the bytes are hidden, and only those are scored."
 
     def training_targets(self, rows: Tensor, seed: int, step: int) -> MarkedWindows:
@@ -337,18 +339,18 @@ class MaskedObjective(Objective):
         return F.cross_entropy(logits[row, column].float(), targets, reduction="none")
 
 
-def _draw_mask(rows: Tensor, bits: np.random.BitGenerator) -> Tensor:
-    """Return a mask of the shape of `rows`, drawn from the generator `bits`: True for
+def _draw_mask(rows: Tensor, bit_generator: np.random.BitGenerator) -> Tensor:
+    """Return a mask of the shape of `rows`, drawn from `bit_generator`: True for
     MASKED_FRACTION of the bytes, and for at least one of each window, so that every window has a
     loss."""
-    random = np.random.Generator(bits)
-    is_masked = random.random(tuple(rows.shape)) < MASKED_FRACTION
-    at_least_one = random.integers(is_masked.shape[1], size=len(is_masked))
-    is_masked[np.arange(len(is_masked)), at_least_one] = True
+    generator = np.random.Generator(bit_generator)
+    is_masked = generator.random(tuple(rows.shape)) < MASKED_FRACTION
+    forced_index = generator.integers(is_masked.shape[1], size=len(is_masked))
+    is_masked[np.arange(len(is_masked)), forced_index] = True
     return torch.from_numpy(is_masked)
 
 
-BEGIN_SYMBOL = VOCABULARY
+BEGIN_SYMBOL = VOCABULARY_SIZE
 """The symbol that the decoder reads before its first byte."""
 
 
@@ -375,9 +377,9 @@ class Seq2SeqObjective(Objective):
     """
 
     name = "seq2seq"
-    model = ContinuationModel
-    stacks = (False, True)
-    extra_symbols = 1
+    model_class = ContinuationModel
+    causal_stacks = (False, True)
+    num_extra_symbols = 1
     scoring_note = (
         "An encoder reads the first half of each window and a decoder predicts the second; only "
         "the second is scored."

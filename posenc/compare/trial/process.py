@@ -37,21 +37,21 @@ import posenc
 del sys.path[0]
 sys.exit(importlib.import_module(sys.argv[2]).main(*sys.argv[3:]))
 """
-WORKER = "posenc.compare.trial.process"
+WORKER_MODULE = "posenc.compare.trial.process"
 """The module that a trial's process runs."""
 TrialEvent = dict[str, Any] | TrialResult
 """An event of a trial, of the kinds step, testing and note; or the result with which it ended."""
 ReceiveEvent = Callable[[dict[str, Any]], None]
 """A function that receives an event of a trial."""
-ORPHANED = 3
+ORPHANED_EXIT_CODE = 3
 """Exit code of a process whose parent has ended."""
 
 
 def command(module: str, *arguments: object) -> list[str]:
     """Return the command line that starts Python and calls `main` of a module with this process's
     id and the arguments, as strings. `main` must call `end_with_parent` first."""
-    package = Path(__file__).resolve().parents[3]
-    words = [package, module, os.getpid(), *arguments]
+    import_root = Path(__file__).resolve().parents[3]
+    words = [import_root, module, os.getpid(), *arguments]
     return [sys.executable, "-P", "-c", _START_CODE, *map(str, words)]
 
 
@@ -68,8 +68,8 @@ def trial_environment(device: str) -> dict[str, str]:
     return variables
 
 
-def end_with_parent(parent: int) -> None:
-    """End this process when `parent` ends, whose end of the stdin pipe then closes.
+def end_with_parent(parent_id: int) -> None:
+    """End this process when the process `parent_id` ends, whose end of the stdin pipe then closes.
 
     On Linux the kernel then sends SIGIO, which ends the process at any time. On other systems a
     thread that reads stdin ends it when Python next runs.
@@ -77,18 +77,18 @@ def end_with_parent(parent: int) -> None:
     if sys.platform == "linux":
         fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
-        if os.getppid() != parent:  # it ended before the calls above
-            os._exit(ORPHANED)
+        if os.getppid() != parent_id:  # it ended before the calls above
+            os._exit(ORPHANED_EXIT_CODE)
     else:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
 
 
 def _end_with_stdin() -> None:
-    """End this process, with the code ORPHANED, when the pipe of its stdin closes."""
+    """End this process, with the code ORPHANED_EXIT_CODE, when the pipe of its stdin closes."""
     # Not sys.stdin, whose lock must be free when the interpreter ends.
     while os.read(0, 1):
         pass
-    os._exit(ORPHANED)
+    os._exit(ORPHANED_EXIT_CODE)
 
 
 class TrialProcess:
@@ -105,13 +105,13 @@ class TrialProcess:
         folder: Path,
         trial: TrialConfig,
         checkpoint_steps: int,
-        module: str = WORKER,
+        module: str = WORKER_MODULE,
         gpu: str | None = None,
     ) -> None:
         self.folder = folder
         self.trial = trial
         self.home = make_trial_folder(folder, trial)
-        visible_gpu = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        gpu_variable = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         with open_to_append(self.home / "log.txt") as log:
             self.process = subprocess.Popen(
                 command(module, folder, self.home, checkpoint_steps),
@@ -120,7 +120,7 @@ class TrialProcess:
                 stderr=log,
                 text=True,
                 encoding="utf-8",
-                env=trial_environment(trial.device) | visible_gpu,
+                env=trial_environment(trial.device) | gpu_variable,
                 start_new_session=True,  # only the run gets Ctrl-C, and ends its workers
             )
 
@@ -140,8 +140,8 @@ class TrialProcess:
     def killed_by(self) -> str | None:
         """Return the name of the signal that ended the process, such as "SIGKILL"; None if none
         did. Call it after `events`."""
-        code = self.process.returncode
-        return signal.Signals(-code).name if code < 0 else None
+        exit_code = self.process.returncode
+        return signal.Signals(-exit_code).name if exit_code < 0 else None
 
     def result(self) -> TrialResult:
         """Return the result that the process wrote. If there is none, write and return a failure
@@ -162,9 +162,9 @@ class TrialProcess:
         if signal_name is not None:
             hint = ", perhaps because memory ran out" if signal_name == signal.SIGKILL.name else ""
             return f"its process was ended by {signal_name}{hint}"
-        log = self.home / "log.txt"
-        text = read_file_text(log, None, errors="replace") if log.exists() else ""
-        last_line = f": {text.strip().splitlines()[-1][:300]}" if text.strip() else ""
+        log_file = self.home / "log.txt"
+        log_text = read_file_text(log_file, None, errors="replace") if log_file.exists() else ""
+        last_line = f": {log_text.strip().splitlines()[-1][:300]}" if log_text.strip() else ""
         return f"its process ended with code {self.process.returncode}{last_line}"
 
 
@@ -179,13 +179,13 @@ def make_trial_folder(folder: Path, trial: TrialConfig) -> Path:
 def limit_step_events(seconds: float, receive_event: ReceiveEvent) -> ReceiveEvent:
     """Return a function that passes its events on to `receive_event`, except a "step" within
     `seconds` of the last event that was passed on."""
-    last = 0.0
+    last_time = 0.0
 
     def tell_or_drop(event: dict[str, Any]) -> None:
-        nonlocal last
+        nonlocal last_time
         now = time.monotonic()
-        if event["kind"] != "step" or now - last >= seconds:
-            last = now
+        if event["kind"] != "step" or now - last_time >= seconds:
+            last_time = now
             receive_event(event)
 
     return tell_or_drop
@@ -198,12 +198,12 @@ def write_failure(home: Path, result: TrialResult) -> None:
         write_atomically(home / "result.json", result.to_json())
 
 
-def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: str) -> int:
-    """Run the trial in a process that ends with the process `parent`. The arguments are strings, as
-    on a command line. Return the exit code: 0, or 1 for a failure that was written."""
-    end_with_parent(int(parent))
+def main(parent_id: str, study_folder: str, trial_folder: str, checkpoint_steps: str) -> int:
+    """Run the trial in a process that ends with the process `parent_id`. The arguments are strings,
+    as on a command line. Return the exit code: 0, or 1 for a failure that was written."""
+    end_with_parent(int(parent_id))
     # Prints of libraries must not mix with the events.
-    events = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    event_stream = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     from posenc.compare.results import TrialResult
     from posenc.compare.trial.config import read_trial
@@ -212,10 +212,10 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
     from posenc.encodings import hash_of_posenc_code, hash_of_user_code
     from posenc.files.atomic import write_atomically
 
-    folder = Path(trial_folder)
-    config = read_trial(folder)
+    trial_home = Path(trial_folder)
+    config = read_trial(trial_home)
     # Five steps a second are enough for a progress bar.
-    write_event = limit_step_events(0.2, lambda event: _write_event(events, event))
+    write_event = limit_step_events(0.2, lambda event: _write_event(event_stream, event))
 
     def tell(kind: str, **values: Any) -> None:
         """Send an event such as tell("step", step=3, loss=2.5)."""
@@ -228,11 +228,11 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
                 f"the code of {config.encoding} has changed since the comparison began; the same "
                 "command starts one with the new code"
             )
-        run_trial(config, Path(study_folder), folder, tell, int(checkpoint_steps))
+        run_trial(config, Path(study_folder), trial_home, tell, int(checkpoint_steps))
     except Exception as error:  # every error, of torch, the system or an encoding, is a result
         traceback.print_exc()
-        failed = TrialResult(config, reason=failure_reason(error))
-        write_atomically(folder / "result.json", failed.to_json())
+        failure = TrialResult(config, reason=failure_reason(error))
+        write_atomically(trial_home / "result.json", failure.to_json())
         return 1
     return 0
 
@@ -243,4 +243,4 @@ def _write_event(stream: TextIO, event: dict[str, Any]) -> None:
     try:
         stream.write(json.dumps(event) + "\n")
     except BrokenPipeError:  # the run has ended: stop as if killed, without a result
-        os._exit(ORPHANED)
+        os._exit(ORPHANED_EXIT_CODE)

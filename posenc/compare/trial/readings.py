@@ -39,17 +39,20 @@ def read_in_window(
     `as_trained` and `near_losses`: tokens up to the window's width see all before them.
     Raises: FloatingPointError for a loss that is not finite.
     """
-    at_training, *_, at_longest = as_trained.by_length
-    if at_longest.cannot is not None:
-        return Reading("window", cannot=at_longest.cannot)  # its row would repeat that as trained
+    score_at_training, *_, score_at_longest = as_trained.by_length
+    if score_at_longest.cannot is not None:
+        # Its row would repeat that as trained.
+        return Reading("window", cannot=score_at_longest.cannot)
     objective = objective_of(config)
-    windowed = WindowedDecoder(model, config.test_window)
-    longest = at_longest.length
+    windowed_model = WindowedDecoder(model, config.test_window)
+    longest_length = score_at_longest.length
     if config.test_window < config.train_length:
-        scores = objective.test(windowed, symbols, config, (config.train_length, longest))
+        scores = objective.test(
+            windowed_model, symbols, config, (config.train_length, longest_length)
+        )
         return Reading("window", scores.by_length, scores.far)
-    scores = objective.test(windowed, symbols, config, (longest,), near_losses)
-    return Reading("window", (at_training, *scores.by_length), scores.far)
+    scores = objective.test(windowed_model, symbols, config, (longest_length,), near_losses)
+    return Reading("window", (score_at_training, *scores.by_length), scores.far)
 
 
 TUNING_FOLDER = "tuning"
@@ -88,28 +91,38 @@ def tune_and_read(
 
     Raises: FloatingPointError or RunFailed for a loss that is not finite.
     """
-    longest = max(config.test_lengths)
-    recipe = TuneConfig(steps=config.tune_steps, batch=TUNE_BATCH, seed=config.seed)
+    longest_length = max(config.test_lengths)
+    tune_config = TuneConfig(steps=config.tune_steps, batch=TUNE_BATCH, seed=config.seed)
     teacher = _LikeTransformers(copy.deepcopy(model).eval(), config)
-    tuned = copy.deepcopy(model)
-    assert isinstance(tuned.encoding, RoPE)  # see can_be_tuned
+    tuned_model = copy.deepcopy(model)
+    assert isinstance(tuned_model.encoding, RoPE)  # see can_be_tuned
     shape = encoding_shape(config)
-    tuned.encoding = _stretched(tuned.encoding, longest / config.train_length, shape)
-    student = _LikeTransformers(tuned, config)
-    windows = _windows_to_tune_on(train_symbols, longest, recipe)
+    tuned_model.encoding = _with_yarn(
+        tuned_model.encoding, longest_length / config.train_length, shape
+    )
+    student = _LikeTransformers(tuned_model, config)
+    windows = _windows_to_tune_on(train_symbols, longest_length, tune_config)
     state_folder = folder / TUNING_FOLDER
-    steps_taken = 0
+    num_steps_taken = 0
 
     def count_step(_message: str, _fraction: float) -> None:
-        nonlocal steps_taken
-        steps_taken += 1
+        nonlocal num_steps_taken
+        num_steps_taken += 1
 
     began = time.perf_counter()
-    tune(student, windows, config.train_length, recipe, state_folder, count_step, teacher=teacher)
+    tune(
+        student,
+        windows,
+        config.train_length,
+        tune_config,
+        state_folder,
+        count_step,
+        teacher=teacher,
+    )
     # A restarted tuning has taken some of its steps before.
-    seconds = (time.perf_counter() - began) / max(1, steps_taken) * config.tune_steps
-    tested_lengths = (config.train_length, longest)
-    scores = objective_of(config).test(tuned, test_symbols, config, tested_lengths)
+    seconds = (time.perf_counter() - began) / max(1, num_steps_taken) * config.tune_steps
+    tested_lengths = (config.train_length, longest_length)
+    scores = objective_of(config).test(tuned_model, test_symbols, config, tested_lengths)
     return TunedReading(Reading("tuned", scores.by_length, scores.far), seconds)
 
 
@@ -138,7 +151,7 @@ class _LikeTransformers(nn.Module):
         return SimpleNamespace(logits=logits)
 
 
-def _stretched(encoding: RoPE, factor: float, shape: ModelShape) -> RoPE:
+def _with_yarn(encoding: RoPE, factor: float, shape: ModelShape) -> RoPE:
     """Return RoPE with YaRN's scaling by `factor`. An encoding of a subclass, or with a scaling, is
     returned as it is."""
     if type(encoding) is not RoPE or encoding.scaling is not None:
@@ -153,11 +166,11 @@ def _stretched(encoding: RoPE, factor: float, shape: ModelShape) -> RoPE:
     )
 
 
-def _windows_to_tune_on(train_symbols: np.ndarray, length: int, recipe: TuneConfig) -> Windows:
+def _windows_to_tune_on(train_symbols: np.ndarray, length: int, tune_config: TuneConfig) -> Windows:
     """Return windows of the training text, evenly spread, as many as the tuning draws at most."""
     last_start = len(train_symbols) - length
-    num_windows = max(1, min(recipe.steps * recipe.batch, last_start + 1))
+    num_windows = max(1, min(tune_config.steps * tune_config.batch, last_start + 1))
     starts = np.linspace(0, last_start, num_windows).astype(int)
-    windows = [train_symbols[start : start + length] for start in starts]
-    tokens = torch.from_numpy(np.stack(windows).astype(np.int64))
+    rows = [train_symbols[start : start + length] for start in starts]
+    tokens = torch.from_numpy(np.stack(rows).astype(np.int64))
     return Windows(tokens, torch.zeros_like(tokens))

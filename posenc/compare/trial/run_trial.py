@@ -104,22 +104,22 @@ def _test_on_text(
 ) -> _TestedOnText:
     """Test a trained model as trained and in its other readings. symbols: by split."""
     near_losses: NearLosses = {}
-    tested = objective_of(config).test(model, symbols["test"], config, near_losses=near_losses)
+    scores = objective_of(config).test(model, symbols["test"], config, near_losses=near_losses)
     readings: list[Reading] = []
-    seconds = 0.0
+    tuning_seconds = 0.0
     if config.test_window:
         assert isinstance(model, Decoder)  # the plan gives no other objective a window
-        readings.append(read_in_window(model, symbols["test"], config, tested, near_losses))
+        readings.append(read_in_window(model, symbols["test"], config, scores, near_losses))
     if config.tune_steps and can_be_tuned(model):
         assert isinstance(model, Decoder)
         try:
-            tuned = tune_and_read(model, symbols["train"], symbols["test"], config, folder)
-            readings.append(tuned.reading)
-            seconds = tuned.seconds
+            tuned_reading = tune_and_read(model, symbols["train"], symbols["test"], config, folder)
+            readings.append(tuned_reading.reading)
+            tuning_seconds = tuned_reading.seconds
         except (FloatingPointError, RunFailed) as error:
             readings.append(Reading("tuned", cannot=" ".join(str(error).split())[:300]))
         remove_folder(folder / TUNING_FOLDER)
-    return _TestedOnText({**tested._asdict(), "readings": tuple(readings)}, seconds)
+    return _TestedOnText({**scores._asdict(), "readings": tuple(readings)}, tuning_seconds)
 
 
 def _make_deterministic(device: str) -> None:
@@ -134,18 +134,18 @@ def _make_deterministic(device: str) -> None:
 def failure_reason(error: Exception) -> str:
     """Return one line for the user: why a trial failed with this error. The traceback is in the
     trial's log."""
-    text = " ".join(str(error).split())[:300]
+    message = " ".join(str(error).split())[:300]
     if isinstance(error, train.TrialFailed | FloatingPointError):
-        return text
+        return message
     if disk_is_full(error):
-        return f"the disk is full: {text}"
-    is_allocation = "can't allocate memory" in text
+        return f"the disk is full: {message}"
+    is_allocation = "can't allocate memory" in message
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or is_allocation:
-        return f"out of memory; try a smaller --batch or shorter lengths ({text})"
-    return f"{type(error).__name__}: {text}"
+        return f"out of memory; try a smaller --batch or shorter lengths ({message})"
+    return f"{type(error).__name__}: {message}"
 
 
-AXES = "components of a position"
+AXES_KEY = "components of a position"
 """Key in the spec of an encoding whose positions have several components."""
 
 
@@ -161,7 +161,7 @@ def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> 
     limit = encoding.claims.max_positions
     num_axes = encoding.claims.num_axes
     if num_axes > 1:
-        spec[AXES] = f"{num_axes}"
+        spec[AXES_KEY] = f"{num_axes}"
     return spec | {
         "places": ", ".join(map(str, encoding.claims.places)) or "none",
         "logits scaled by": f"{encoding.scale(shape.head_dim):.6g}",  # type: ignore[arg-type]
@@ -176,18 +176,18 @@ def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> 
 _NAMES_OF_RNOPE = ("rnope", "rnope_swa", "irope")
 
 
-def window_of_rotated_layers(trial: TrialResult) -> int | None:
+def window_of_rotated_layers(result: TrialResult) -> int | None:
     """Return how many keys a query sees in the layers of an RNoPE that have RoPE, counting its own;
     None for other encodings, and where those layers have no window.
 
-    The window of `rnope_swa` follows the training length, which `trial.spec` does not say: it has
+    The window of `rnope_swa` follows the training length, which `result.spec` does not say: it has
     the options as they were given.
     """
-    text = trial.spec.get("name", "")
+    encoding_text = result.spec.get("name", "")
     # Results may be a stranger's, and other texts may name a file whose code would be run.
-    if text.partition(":")[0] not in _NAMES_OF_RNOPE:
+    if encoding_text.partition(":")[0] not in _NAMES_OF_RNOPE:
         return None
-    encoding = create(text, train.encoding_shape(trial.config))
+    encoding = create(encoding_text, train.encoding_shape(result.config))
     for part in encoding.modules():
         if isinstance(part, Within) and part.mask.window is not None:
             return part.mask.window
@@ -200,13 +200,13 @@ def _constructor_arguments(
     """Return the constructor arguments of an encoding as text: its own attributes or, where it
     keeps none, what it was built with."""
     (part,) = parse(name).parts
-    fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
+    shape_fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
     defaults = {} if part.attribute else entry(part.name_or_module).defaults
-    known = fields | defaults | {option.key: option.value for option in part.options}
+    known_values = shape_fields | defaults | {option.key: option.value for option in part.options}
     arguments = {}
     for argument, parameter in inspect.signature(type(encoding)).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue  # the class has no constructor of its own
-        value: Any = getattr(encoding, argument, known.get(argument, parameter.default))
+        value: Any = getattr(encoding, argument, known_values.get(argument, parameter.default))
         arguments[argument] = str(value)
     return arguments

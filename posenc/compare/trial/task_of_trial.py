@@ -5,7 +5,7 @@ import hashlib
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.objectives import objective_of
-from posenc.compare.trial.windows import VOCABULARY
+from posenc.compare.trial.windows import VOCABULARY_SIZE
 from posenc.tasks.registry import TEXT, find_task
 from posenc.tasks.task import Case, Task
 
@@ -20,7 +20,7 @@ def vocabulary_size(config: TrialConfig) -> int:
     task = task_of(config)
     if task is not None:
         return task.vocab_size
-    return VOCABULARY + objective_of(config).extra_symbols
+    return VOCABULARY_SIZE + objective_of(config).num_extra_symbols
 
 
 def max_row_tokens(config: TrialConfig) -> int:

@@ -31,11 +31,11 @@ MAX_GRADIENT_NORM = 1.0
 """Gradients are scaled down to this norm. Chosen as usual for decoders, not tuned."""
 BETAS = (0.9, 0.98)
 """Short trainings need a shorter average of squared gradients than 0.999."""
-VALID_ROWS = 32
+VALID_ROWS_AT_ONCE = 32
 """Number of validation windows in one pass."""
 REUSED_LOSS_TOLERANCE = 0.01
 """Bits by which the validation loss of reused weights may differ, on another CPU or GPU."""
-VALIDATIONS = 10
+NUM_VALIDATIONS = 10
 """Number of validations in a training; each takes about as long as a step."""
 READ_EVERY = {"cpu": 1, "cuda": 20}
 """Steps between two reads of the losses. A read waits until the GPU has nothing left to do."""
@@ -58,7 +58,7 @@ def encoding_shape(config: TrialConfig, stack: int = -1) -> ModelShape:
         config.heads,
         config.kv_heads,
         train_length=shape_length(config),
-        causal=objective_of(config).stacks[stack],
+        causal=objective_of(config).causal_stacks[stack],
     )
 
 
@@ -78,10 +78,10 @@ def build_model(config: TrialConfig) -> nn.Module:
     """Return the model with its initial weights, which are the same for all encodings of a seed."""
     objective = objective_of(config)
     torch.manual_seed(config.seed)
-    shapes = [encoding_shape(config, stack) for stack in range(len(objective.stacks))]
+    shapes = [encoding_shape(config, stack) for stack in range(len(objective.causal_stacks))]
     encodings = [create(config.encoding, shape) for shape in shapes]
     torch.manual_seed(config.seed)  # again: encodings may have drawn numbers
-    return objective.model(decoder_config(config), *encodings).to(config.device)
+    return objective.model_class(decoder_config(config), *encodings).to(config.device)
 
 
 def compile_if_asked(model: nn.Module, config: TrialConfig) -> nn.Module:
@@ -105,20 +105,22 @@ def optimizer_for(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:
     Tables and scalars of encodings learn `config.encoding_lr` times as fast; their linear layers at
     the model's rate. Weight decay is WEIGHT_DECAY on matrices outside encodings, and 0 elsewhere.
     """
-    in_linear = {id(p) for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters()}
-    in_encoding = {id(p) for p in encoding_parameters(model)}
-    encoding = []
+    ids_in_linear = {
+        id(p) for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters()
+    }
+    ids_in_encoding = {id(p) for p in encoding_parameters(model)}
+    tables = []
     matrices = []
     vectors = []
     for p in model.parameters():
-        if id(p) not in in_encoding:
+        if id(p) not in ids_in_encoding:
             (matrices if p.ndim > 1 else vectors).append(p)
         else:
-            (vectors if id(p) in in_linear else encoding).append(p)
+            (vectors if id(p) in ids_in_linear else tables).append(p)
     groups = [
         {"params": matrices, "weight_decay": WEIGHT_DECAY, "factor": 1.0},
         {"params": vectors, "weight_decay": 0.0, "factor": 1.0},
-        {"params": encoding, "weight_decay": 0.0, "factor": config.encoding_lr},
+        {"params": tables, "weight_decay": 0.0, "factor": config.encoding_lr},
     ]
     groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=config.lr, betas=BETAS, fused=True)
@@ -127,10 +129,10 @@ def optimizer_for(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:
 def learning_rate(config: TrialConfig, step: int) -> float:
     """Return the rate at step 0, 1, ...: linear warm-up over the first twentieth of the steps, then
     a cosine to a tenth of the peak."""
-    warm_up = max(1, config.steps // 20)
-    if step < warm_up:
-        return config.lr * (step + 1) / warm_up
-    progress = (step - warm_up) / max(1, config.steps - warm_up)
+    warm_up_steps = max(1, config.steps // 20)
+    if step < warm_up_steps:
+        return config.lr * (step + 1) / warm_up_steps
+    progress = (step - warm_up_steps) / max(1, config.steps - warm_up_steps)
     return config.lr * (0.55 + 0.45 * math.cos(math.pi * progress))
 
 
@@ -158,25 +160,27 @@ def train_model(
     """
     model, optimizer, cursor = _begin_or_resume(config, valid_symbols, folder, tell)
     model.train()
-    compiled = compile_if_asked(model, config)
-    validation_steps = max(1, config.steps // VALIDATIONS)
-    unread: list[Tensor] = []
+    compiled_model = compile_if_asked(model, config)
+    validation_steps = max(1, config.steps // NUM_VALIDATIONS)
+    unread_losses: list[Tensor] = []
     while cursor.step < config.steps:
         began = time.perf_counter()
-        unread.append(take_step(compiled, optimizer, config, train_symbols, cursor.step))
+        unread_losses.append(
+            take_step(compiled_model, optimizer, config, train_symbols, cursor.step)
+        )
         step = cursor.step + 1
         is_last = step == config.steps
-        validates = step % validation_steps == 0 or is_last
-        saves = step % checkpoint_steps == 0 or is_last
+        is_validated = step % validation_steps == 0 or is_last
+        is_saved = step % checkpoint_steps == 0 or is_last
         losses: list[float] = []
-        if validates or saves or len(unread) == READ_EVERY[config.device]:
-            losses = torch.stack(unread).tolist()
-            unread = []
+        if is_validated or is_saved or len(unread_losses) == READ_EVERY[config.device]:
+            losses = torch.stack(unread_losses).tolist()
+            unread_losses = []
         seconds = time.perf_counter() - began
         cursor = _cursor_after_step(cursor, losses, seconds, tell)
-        if validates:
+        if is_validated:
             cursor = _cursor_after_validation(cursor, _validate(model, config, valid_symbols))
-        if saves:
+        if is_saved:
             checkpoint.write_checkpoint(folder, cursor, model, optimizer)
     return model, cursor
 
@@ -191,11 +195,11 @@ def _begin_or_resume(
     try:
         cursor = checkpoint.restore_checkpoint(folder, config.hash, model, optimizer)
         if cursor and cursor.reused_from:
-            recorded = cursor.training[-1].valid
-            measured = _validate(model, config, valid_symbols)
-            if not abs(measured - recorded) < REUSED_LOSS_TOLERANCE:  # NaN fails, too
+            recorded_loss = cursor.training[-1].valid
+            measured_loss = _validate(model, config, valid_symbols)
+            if not abs(measured_loss - recorded_loss) < REUSED_LOSS_TOLERANCE:  # NaN fails, too
                 raise checkpoint.CorruptCheckpoint(
-                    f"its loss is {measured:.3f}, not {recorded:.3f}"
+                    f"its loss is {measured_loss:.3f}, not {recorded_loss:.3f}"
                 )
     except checkpoint.CorruptCheckpoint as error:
         tell("note", text=f"the checkpoint is corrupt ({error}); starting this trial again")
@@ -219,11 +223,11 @@ def _cursor_after_step(
     """
     step = cursor.step + 1
     loss_sum = cursor.loss_sum
-    for number, loss in enumerate(losses, step + 1 - len(losses)):
+    for step_of_loss, loss in enumerate(losses, step + 1 - len(losses)):
         if not math.isfinite(loss):
-            raise TrialFailed(f"the loss became {loss} at step {number}; try a lower --lr")
+            raise TrialFailed(f"the loss became {loss} at step {step_of_loss}; try a lower --lr")
         loss_sum += loss
-        tell("step", step=number, loss=loss / math.log(2))
+        tell("step", step=step_of_loss, loss=loss / math.log(2))
     return replace(
         cursor,
         step=step,
@@ -233,18 +237,18 @@ def _cursor_after_step(
     )
 
 
-def _cursor_after_validation(cursor: Cursor, valid: float) -> Cursor:
-    """Return the cursor with another point of the training curve: the validation loss `valid`, and
-    the mean training loss since the point before, in bits.
+def _cursor_after_validation(cursor: Cursor, valid_loss: float) -> Cursor:
+    """Return the cursor with another point of the training curve: the validation loss and the
+    mean training loss since the point before, in bits.
 
     Raises: TrialFailed for a loss that is not finite.
     """
-    if not math.isfinite(valid):
+    if not math.isfinite(valid_loss):
         raise TrialFailed(
-            f"the validation loss became {valid} at step {cursor.step}; try a lower --lr"
+            f"the validation loss became {valid_loss} at step {cursor.step}; try a lower --lr"
         )
-    train = cursor.loss_sum / cursor.loss_count / math.log(2)
-    point = TrainingPoint(cursor.step, train, valid)
+    train_loss = cursor.loss_sum / cursor.loss_count / math.log(2)
+    point = TrainingPoint(cursor.step, train_loss, valid_loss)
     return replace(cursor, loss_sum=0.0, loss_count=0, training=(*cursor.training, point))
 
 
@@ -290,7 +294,7 @@ def _validate(model: nn.Module, config: TrialConfig, symbols: np.ndarray) -> flo
     objective = objective_of(config)
     windows = objective.held_out_targets(validation_windows(symbols, config))
     model.eval()
-    parts = zip(*(tensor.split(VALID_ROWS) for tensor in windows), strict=True)
+    parts = zip(*(tensor.split(VALID_ROWS_AT_ONCE) for tensor in windows), strict=True)
     sums = [objective.losses(model, part, config).double().sum().item() for part in parts]
     model.train()
     return sum(sums) / objective.count_targets(windows) / math.log(2)

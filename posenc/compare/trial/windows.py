@@ -9,9 +9,9 @@ from torch import Tensor
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.result_files import folder_of_text
 
-VOCABULARY = 257
+VOCABULARY_SIZE = 257
 """Number of symbols: the bytes, and the symbol after each file."""
-VALID_WINDOWS = 64
+NUM_VALID_WINDOWS = 64
 """Windows of the validation text that are read."""
 NUM_WINDOWS = 128
 """Windows of each test length, by default."""
@@ -30,8 +30,8 @@ def read_split(folder: Path, split: str, corpus_hash: str) -> np.ndarray:
 def training_windows(symbols: np.ndarray, config: TrialConfig, step: int) -> Tensor:
     """Return a training step's windows and the symbol after each, (batch, train_length + 1), drawn
     from the training text. They depend only on the seed and the step."""
-    random = np.random.Generator(np.random.Philox(key=[config.seed, step]))
-    starts = random.integers(0, len(symbols) - config.train_length, size=config.batch)
+    generator = np.random.Generator(np.random.Philox(key=[config.seed, step]))
+    starts = generator.integers(0, len(symbols) - config.train_length, size=config.batch)
     return windows_at(symbols, starts, config.train_length)
 
 
@@ -39,7 +39,7 @@ def validation_windows(symbols: np.ndarray, config: TrialConfig) -> Tensor:
     """Return windows and the symbol after each, (windows, train_length + 1), evenly spread over the
     validation text."""
     last_start = len(symbols) - config.train_length - 1
-    num_windows = min(VALID_WINDOWS, last_start // config.train_length + 1)
+    num_windows = min(NUM_VALID_WINDOWS, last_start // config.train_length + 1)
     return windows_at(
         symbols, np.linspace(0, last_start, num_windows).astype(int), config.train_length
     )
@@ -59,8 +59,8 @@ def window_ends(num_symbols: int, length: int, config: TrialConfig) -> np.ndarra
     if length == config.train_length:
         num_windows *= max(1, NEAR_BYTES // (num_windows * length))
     last_symbol = num_symbols - 1  # the last symbol only follows a window
-    every = -(-length * num_windows // last_symbol)  # rounded up
-    return np.arange(every, num_windows + 1, every) * last_symbol // num_windows
+    stride = -(-length * num_windows // last_symbol)  # rounded up
+    return np.arange(stride, num_windows + 1, stride) * last_symbol // num_windows
 
 
 def held_out_windows(symbols: np.ndarray, length: int, config: TrialConfig) -> Tensor:

@@ -21,7 +21,7 @@ from posenc.compare.plan import splits
 from posenc.compare.results import LengthScore, Study, Timing, TrialResult
 from posenc.compare.trial import process, result_files
 from posenc.compare.trial.config import TrialConfig, read_trial
-from posenc.compare.trial.process import ORPHANED
+from posenc.compare.trial.process import ORPHANED_EXIT_CODE
 from posenc.compare.trial.run_trial import run_trial
 from posenc.files.find_texts import find_text
 from tests.processes import processes
@@ -183,7 +183,7 @@ def test_worker_ends_with_its_parent_also_while_no_other_thread_can_run():
 def test_worker_whose_parent_is_gone_before_it_looks_ends():
     code = "from posenc.compare.trial.process import end_with_parent; end_with_parent(1)"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
-        assert process.wait(60) == ORPHANED
+        assert process.wait(60) == ORPHANED_EXIT_CODE
 
 
 def test_failing_trial_is_reported_and_the_rest_goes_on(folder):

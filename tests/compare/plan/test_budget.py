@@ -42,7 +42,7 @@ def test_a_budget_sets_seeds_and_steps_unless_options_do():
     ],
 )
 def test_two_encodings_get_four_seeds_unless_other_numbers_are_asked_for(encodings, options, seeds):
-    assert make_plan(Options(list(encodings), **options)).seeds == seeds
+    assert make_plan(Options(list(encodings), **options)).num_seeds == seeds
 
 
 def test_an_unknown_budget_is_refused_before_anything_is_written(tmp_path):

@@ -62,11 +62,13 @@ def test_encodings_are_named_by_their_canonical_text_or_their_label(folder):
     texts = ["rope", "./my.py:LogALiBi", "steep = my.py:LogALiBi:slope=2.0", "rope + alibi"]
     rope, plain, steep, both = read_encodings(texts)
     assert read_encodings([f"'{folder}/my.py':LogALiBi"]) == (plain,)
-    assert (rope.text, rope.label, rope.code) == ("rope", "rope", "")
+    assert (rope.text, rope.label, rope.user_code_hash) == ("rope", "rope", "")
     assert plain.text == plain.label == "my.py:LogALiBi"
     assert (steep.text, steep.label) == ("my.py:LogALiBi:slope=2", "steep")
     assert both.text == "rope+alibi"
-    assert len(plain.code) == 12 and plain.code == steep.code == hash_of_user_code("my.py:LogALiBi")
+    assert len(
+        plain.user_code_hash
+    ) == 12 and plain.user_code_hash == steep.user_code_hash == hash_of_user_code("my.py:LogALiBi")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_what_a_program_registers_is_found_by_its_module_in_a_new_process(folder
     lookup.register("mine", planted.ClaimsTooMuch, bias_max=4.0)
     (mine,) = read_encodings(["mine"])
     assert mine.text == "tests.encodings.base.planted:ClaimsTooMuch:bias_max=4"
-    assert mine.label == "mine" and mine.code
+    assert mine.label == "mine" and mine.user_code_hash
 
     class Local(ALiBi):
         pass
@@ -278,7 +280,7 @@ def test_an_edit_of_the_file_that_is_named_counts_wherever_its_class_is_from(
     (one,) = read_encodings(["mine.py:Mine"])
     (folder / "mine.py").write_text(text.replace(before, after), encoding="utf-8")
     (two,) = read_encodings(["mine.py:Mine"])
-    assert one.code and two.code and one.code != two.code
+    assert one.user_code_hash and two.user_code_hash and one.user_code_hash != two.user_code_hash
 
 
 def test_an_edit_of_a_helper_on_pythonpath_counts(folder, monkeypatch):

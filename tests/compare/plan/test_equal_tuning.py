@@ -193,7 +193,9 @@ def test_an_order_that_one_rate_for_all_would_turn_is_said():
 def test_the_trials_take_the_choices_under_the_encodings_own_names():
     entries = read_encodings(["rope", "t5"])
     trials = tuple(
-        replace(TRIAL, encoding=entry.text, source=entry.source, corpus="0" * 16, seed=seed)
+        replace(
+            TRIAL, encoding=entry.text, source=entry.posenc_code_hash, corpus="0" * 16, seed=seed
+        )
         for entry in entries
         for seed in (0, 1)
     )
@@ -208,7 +210,7 @@ def test_the_trials_take_the_choices_under_the_encodings_own_names():
 
 def test_recorded_choices_are_for_their_recipe_and_text_only(tmp_path, monkeypatch):
     recorded = RecordedChoices(recipe_of(TRIAL), "by a test", tuple(checks()))
-    monkeypatch.setattr(equal_tuning, "CHOICES", tmp_path / "choices.json")
+    monkeypatch.setattr(equal_tuning, "CHOICES_FILE", tmp_path / "choices.json")
     both = ["rope", "t5"]
     assert make_plan(Options(both)).recorded is None
     (tmp_path / "choices.json").write_text(recorded.to_json())
@@ -223,7 +225,7 @@ def test_recorded_choices_are_for_their_recipe_and_text_only(tmp_path, monkeypat
 
 
 def test_the_packaged_choices_are_of_the_default_recipe_and_the_lowest_of_their_searches():
-    if not equal_tuning.CHOICES.exists():
+    if not equal_tuning.CHOICES_FILE.exists():
         pytest.skip("no choices are recorded")
     recorded = make_plan(Options()).recorded
     assert [check.encoding for check in recorded.checks] == list(DEFAULT_ENCODINGS)

@@ -17,7 +17,7 @@ from posenc.compare.trial.windows import read_split
 from posenc.files.atomic import mark_figures
 from posenc.files.find_texts import find_text, standard_library_text
 
-NEED = splits.MinimumBytes(train_length=8, longest=16, batch=2)
+NEED = splits.MinimumBytes(train_length=8, longest_length=16, batch=2)
 
 
 def folder_of(root: Path, sizes: dict[str, int]) -> Path:
@@ -178,7 +178,7 @@ def test_short_text_says_how_many_bytes_are_needed(tmp_path, size, said):
 
 
 def test_least_text_that_is_said_to_be_enough_is_enough(tmp_path):
-    (tmp_path / "a").write_bytes(b"x" * (sum(NEED.bytes.values()) + 2))  # two roundings
+    (tmp_path / "a").write_bytes(b"x" * (sum(NEED.bytes_by_split.values()) + 2))  # two roundings
     splits.split_text(find_text([str(tmp_path / "a")]), NEED, tmp_path)
 
 

@@ -119,7 +119,7 @@ def test_the_processes_that_measure_say_what_they_measured(study):
     assert [each["num_steps"] for each in first.values()] == [trial.steps, None, trial.steps]
     assert [each["num_steps"] for each in second.values()] == [None, trial.steps, None]
     for seconds in (*first.values(), *second.values()):
-        assert len(seconds["step_seconds"]) == time_estimate.TURNS / 2
+        assert len(seconds["step_seconds"]) == time_estimate.TIMED_STEPS / 2
         assert all(0 < each < 60 for each in seconds["step_seconds"])
 
 

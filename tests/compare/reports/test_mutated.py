@@ -13,7 +13,7 @@ from rich.console import Console
 
 from posenc.compare.page.numbers import csv_text
 from posenc.compare.page.report import report_of, show_study
-from posenc.compare.reports.published_trials import Row, read_rows
+from posenc.compare.reports.published_trials import PublishedTrial, read_rows
 from posenc.compare.reports.report_runs import _read_study, merge_runs, report_runs
 from posenc.compare.results import RateCheck, RateTried, Study, with_labels
 from posenc.compare.reuse import reuse_trials
@@ -166,7 +166,7 @@ def test_mutated_results_count_as_damaged(tmp_path):
 def test_mutated_rows_of_a_leaderboard_are_refused_with_their_line(tmp_path):
     draw, results = random.Random(0), sealed_study().results
     path, refused = tmp_path / "rows.jsonl", 0
-    rows = [Row(r.config.hash, "c0ffee", {}, {}, None, r) for r in results]
+    rows = [PublishedTrial(r.config.hash, "c0ffee", {}, {}, None, r) for r in results]
     for _ in range(60):
         content = json.loads(draw.choice(rows).to_json())
         del content[HASH_KEY]

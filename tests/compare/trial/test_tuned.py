@@ -82,11 +82,11 @@ def test_rope_is_stretched_to_the_longest_length_and_scalings_stay():
     config = dataclasses.replace(TUNED, encoding="rope:rope_theta=100")
     shape = train.encoding_shape(config)
     plain = train.build_model(config).encoding
-    stretched = readings._stretched(plain, 5.0, shape)
+    stretched = readings._with_yarn(plain, 5.0, shape)
     assert stretched.scaling == YaRN(5.0, 8) and stretched.rope_theta == 100
     assert stretched.interleaved == plain.interleaved and stretched.rotary_dim == plain.rotary_dim
     scaled = train.build_model(dataclasses.replace(TUNED, encoding="linear:factor=4")).encoding
-    assert readings._stretched(scaled, 5.0, shape) is scaled
+    assert readings._with_yarn(scaled, 5.0, shape) is scaled
 
 
 def test_a_tuning_that_fails_is_said_and_the_trial_goes_on(tmp_path, monkeypatch):
