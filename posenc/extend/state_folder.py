@@ -23,10 +23,10 @@ def folder_locked(folder: Path) -> Iterator[None]:
 
     Raises: ValueError if another run has locked it.
     """
-    refusal = (
+    busy_message = (
         f"Another posenc extend works in {folder}. Wait for it, or give another --state or --out."
     )
-    with locked_without_file(folder, refusal):
+    with locked_without_file(folder, busy_message):
         for partial_file in (
             path for pattern in PARTIAL_FILE_PATTERNS for path in folder.glob(pattern)
         ):

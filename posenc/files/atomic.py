@@ -16,7 +16,7 @@ from posenc.files.opening import (
     read_file_bytes,
 )
 
-_PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial")
+_PARTIAL_NAME = re.compile(r"\..+\.[0-9a-f]{16}\.partial")
 _HAS_FOLDER_HANDLES = os.rename in os.supports_dir_fd
 """True where a file can be named relative to an open folder; False on Windows, where each call
 resolves the whole path again."""
@@ -47,40 +47,49 @@ def _open_partial_file(path: Path, *, replace: bool = True) -> Iterator[tuple[Bi
     Raises: OSError that names `path`, also where something else has the name of the new file by
     then, or `path` is a pipe, a device or a folder.
     """
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    source, target = (partial.name, path.name) if _HAS_FOLDER_HANDLES else (partial, path)
-    with name_path_in_os_errors(path, source, str(partial)), _open_folder_of(path) as folder:
+    partial_path = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    partial_name, final_name = (
+        (partial_path.name, path.name) if _HAS_FOLDER_HANDLES else (partial_path, path)
+    )
+    with (
+        name_path_in_os_errors(path, partial_name, str(partial_path)),
+        _open_folder_of(path) as folder_handle,
+    ):
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         flags |= getattr(os, "O_BINARY", 0)  # or Windows would write \n as \r\n
         # A link may be replaced, but not a device, a pipe or a folder: none of them could be
         # restored.
         with contextlib.suppress(FileNotFoundError):
-            mode = os.stat(target, dir_fd=folder, follow_symlinks=False).st_mode
+            mode = os.stat(final_name, dir_fd=folder_handle, follow_symlinks=False).st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
                 raise FileExistsError(f"{path}: {NOT_ORDINARY_MESSAGE}")
-        handle = os.open(source, flags, 0o666, dir_fd=folder)  # as the user's umask allows
+        handle = os.open(
+            partial_name, flags, 0o666, dir_fd=folder_handle
+        )  # as the user's umask allows
         try:
             with os.fdopen(handle, "wb") as file:
-                yield file, partial
+                yield file, partial_path
                 file.flush()
                 os.fsync(handle)
                 # Another process may have put a file of its own in the place of this one.
-                status_by_name = os.stat(source, dir_fd=folder, follow_symlinks=False)
-                if not os.path.samestat(status_by_name, os.fstat(handle)):
-                    raise OSError(f"{partial} was exchanged while it was written.")
+                named_status = os.stat(partial_name, dir_fd=folder_handle, follow_symlinks=False)
+                if not os.path.samestat(named_status, os.fstat(handle)):
+                    raise OSError(f"{partial_path} was exchanged while it was written.")
             if replace:
-                os.replace(source, target, src_dir_fd=folder, dst_dir_fd=folder)
+                os.replace(
+                    partial_name, final_name, src_dir_fd=folder_handle, dst_dir_fd=folder_handle
+                )
         finally:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(source, dir_fd=folder)
+                os.unlink(partial_name, dir_fd=folder_handle)
 
 
 @contextlib.contextmanager
 def atomically(path: Path) -> Iterator[Path]:
     """Yield the name of a partial file next to `path`. At the end of the block it is flushed to
     disk and replaces `path`; after an error it is deleted."""
-    with _open_partial_file(path) as (_, partial):
-        yield partial
+    with _open_partial_file(path) as (_, partial_path):
+        yield partial_path
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:
@@ -97,7 +106,7 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
 
 def is_partial(path: Path) -> bool:
     """Return True if `path` has the name of a file left by a killed `write_atomically`."""
-    return _PARTIAL.fullmatch(path.name) is not None
+    return _PARTIAL_NAME.fullmatch(path.name) is not None
 
 
 def remove_partials(folder: Path) -> None:
@@ -155,16 +164,18 @@ def prepare_results(path: Path, mark: str) -> None:
     prepare_file(path)
 
 
-def prepare_page_and_figures(figures: str | Path | None, page: str | Path | None = None) -> None:
+def prepare_page_and_figures(
+    figures_folder: str | Path | None, page_path: str | Path | None = None
+) -> None:
     """Make the folders of figures and of a page, and check that both can be written, before work
-    begins. figures, page: a folder and a file; None if it is not asked for.
+    begins. None for one that is not asked for.
 
     Raises: ValueError, OSError.
     """
-    if figures is not None:
-        prepare_figures_folder(Path(figures))
-    if page is not None:
-        prepare_page(Path(page))
+    if figures_folder is not None:
+        prepare_figures_folder(Path(figures_folder))
+    if page_path is not None:
+        prepare_page(Path(page_path))
 
 
 FIGURES_MARKER = "posenc-figures.txt"
@@ -180,10 +191,10 @@ def prepare_figures_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--figures: {folder} is not a folder.")
     try:
-        others = [path.name for path in sorted(folder.iterdir())] if folder.exists() else []
-        if others and FIGURES_MARKER not in others:
+        other_names = [path.name for path in sorted(folder.iterdir())] if folder.exists() else []
+        if other_names and FIGURES_MARKER not in other_names:
             raise ValueError(
-                f"--figures: {folder} holds other files ({others[0]}), which figures might "
+                f"--figures: {folder} holds other files ({other_names[0]}), which figures might "
                 "replace. Name a new folder, or one that posenc has written figures to."
             )
         prepare_file(folder / "figure.csv")

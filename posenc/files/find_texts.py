@@ -47,8 +47,8 @@ def standard_library_text() -> TextSource:
     return TextSource(f"Python {platform.python_version()} standard library", tuple(sorted(files)))
 
 
-def find_text(texts: Sequence[str]) -> TextSource:
-    """Return the files that `texts`, the values of --text, name: files, folders (without hidden
+def find_text(patterns: Sequence[str]) -> TextSource:
+    """Return the files that `patterns`, the values of --text, name: files, folders (without hidden
     files) and globs.
 
     Folders and globs leave out files that comparisons wrote, so that the same command reads the
@@ -61,69 +61,74 @@ def find_text(texts: Sequence[str]) -> TextSource:
     _is_comparison_folder.cache_clear()
     paths: dict[Path, None] = {}  # without repeats, in the order in which they are named
     num_found = 0
-    for text in texts:
+    for pattern in patterns:
         count_before = num_found
-        for file in _iterate_named_files(text):
+        for file in _iterate_named_files(pattern):
             num_found += 1
             if num_found > MAX_FILES:
                 raise ValueError(
-                    f"--text: more than {MAX_FILES:,} files, the last in {text}. Join them into "
+                    f"--text: more than {MAX_FILES:,} files, the last in {pattern}. Join them into "
                     "fewer."
                 )
             paths[file.resolve()] = None
         if num_found == count_before:
             raise ValueError(
-                f"{_why_no_file(text)}: {text}. --text takes files, folders and globs."
+                f"{_why_no_file(pattern)}: {pattern}. --text takes files, folders and globs."
             )
     root = Path(os.path.commonpath([path.parent for path in paths]))
     named_paths = sorted(
         (_decode_as_utf8(path.relative_to(root).as_posix()), path) for path in paths
     )
-    name = ", ".join(_decode_as_utf8(Path(text).name or text) for text in texts)
+    name = ", ".join(_decode_as_utf8(Path(pattern).name or pattern) for pattern in patterns)
     return TextSource(name, tuple(named_paths))
 
 
-def _why_no_file(text: str) -> str:
+def _why_no_file(pattern: str) -> str:
     """Return the beginning of a sentence that says why one value of --text names no file: "No such
     file"."""
-    if Path(text).is_dir():
+    if Path(pattern).is_dir():
         return "No file in the folder, apart from hidden ones and comparisons of posenc"
-    is_glob = glob.escape(text) != text
+    is_glob = glob.escape(pattern) != pattern
     return "No file has a name like" if is_glob else "No such file"
 
 
-def _iterate_named_files(text: str) -> Iterator[Path]:
+def _iterate_named_files(pattern: str) -> Iterator[Path]:
     """Yield the ordinary files that one value of --text names."""
-    path = Path(text)
+    path = Path(pattern)
     if path.is_file():
         yield path
     elif path.is_dir():
         yield from _files_below(path)
     elif path.exists():
         raise ValueError(
-            f"{text} is a pipe or a device, not an ordinary file. Copy the text into a file first."
+            f"{pattern} is a pipe or a device, not an ordinary file. Copy the text into a file "
+            "first."
         )
     else:
         # glob.iglob, because Path.glob refuses absolute patterns.
-        for match in map(Path, glob.iglob(text, recursive=True)):  # noqa: PTH207
-            if any(map(_is_comparison_folder, match.parents)):
+        for matched_path in map(Path, glob.iglob(pattern, recursive=True)):  # noqa: PTH207
+            if any(map(_is_comparison_folder, matched_path.parents)):
                 continue
-            if match.is_dir():
-                yield from _files_below(match)
-            elif match.is_file():
-                yield match
+            if matched_path.is_dir():
+                yield from _files_below(matched_path)
+            elif matched_path.is_file():
+                yield matched_path
 
 
-def _files_below(folder: Path, skipped: Set[str] = frozenset({"__pycache__"})) -> Iterator[Path]:
+def _files_below(
+    folder: Path, skipped_names: Set[str] = frozenset({"__pycache__"})
+) -> Iterator[Path]:
     """Yield the ordinary files in a folder, except hidden ones, skipped names and comparisons."""
     for parent, folders, files in os.walk(folder):
         if _is_comparison_folder(Path(parent)):
             folders.clear()
             continue
-        folders[:] = sorted(name for name in folders if name[0] != "." and name not in skipped)
+        folders[:] = sorted(
+            name for name in folders if name[0] != "." and name not in skipped_names
+        )
         for name in sorted(files):
             file = Path(parent, name)
-            if name[0] != "." and name not in skipped and file.is_file():
+            if name[0] != "." and name not in skipped_names and file.is_file():
                 yield file
 
 
@@ -132,10 +137,10 @@ def _is_comparison_folder(folder: Path) -> bool:
     """Return True for a folder of a comparison or of its figures."""
     if (folder / FIGURES_MARKER).is_file():
         return True
-    study = folder / STUDY_FILE
-    if not study.is_file():
+    study_file = folder / STUDY_FILE
+    if not study_file.is_file():
         return False
-    with open_ordinary(study) as file:
+    with open_ordinary(study_file) as file:
         return STUDY_MARK in file.read(1000)
 
 

@@ -40,46 +40,47 @@ def locked(folder: Path, command: str) -> Iterator[None]:
     Raises: ValueError if another process has the lock, or if the lock is a link or no ordinary
     file.
     """
-    busy = (
+    busy_message = (
         f"Another {command} is running in {folder}. Wait until it ends, or choose another folder."
     )
     handle = open_handle(
         folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | _O_NOFOLLOW, refusal=_NOT_LOCKABLE_MESSAGE
     )
     try:
-        _lock_until_closed(handle, busy)
+        _lock_until_closed(handle, busy_message)
         yield
     finally:
         os.close(handle)
 
 
 @contextlib.contextmanager
-def locked_without_file(folder: Path, busy: str) -> Iterator[None]:
+def locked_without_file(folder: Path, busy_message: str) -> Iterator[None]:
     """Lock the folder for this process, without a lock file. The folder is made if it is missing,
     and removed if it is empty afterwards. Windows, which has no such locks, locks nothing.
 
-    Raises: ValueError if another process has the lock, with the message `busy`, or for a link.
+    Raises: ValueError if another process has the lock, with the message `busy_message`, or for a
+    link.
     """
     make_folder(folder)
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as exit_stack:
         if fcntl is not None:
             handle = open_handle(
                 folder, os.O_RDONLY | _O_NOFOLLOW, stat.S_ISDIR, _NOT_LOCKABLE_MESSAGE
             )
-            stack.callback(os.close, handle)
-            _lock_until_closed(handle, busy)
-        stack.callback(remove_empty_folders, [folder])
+            exit_stack.callback(os.close, handle)
+            _lock_until_closed(handle, busy_message)
+        exit_stack.callback(remove_empty_folders, [folder])
         yield
 
 
-def _lock_until_closed(handle: int, busy: str) -> None:
+def _lock_until_closed(handle: int, busy_message: str) -> None:
     """Lock the open file until it is closed; Windows, which has no fcntl, locks nothing. Raises:
-    ValueError with the message `busy` if another process has the lock."""
+    ValueError with the message `busy_message` if another process has the lock."""
     if fcntl is not None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ValueError(busy) from None
+            raise ValueError(busy_message) from None
 
 
 @contextlib.contextmanager
@@ -93,30 +94,30 @@ def new_folder(out: Path) -> Iterator[Path]:
     """
     if out.exists() or out.is_symlink():
         raise ValueError(f"{out} exists already; give a new folder.")
-    busy = f"Another posenc writes {out}. Wait for it, or give another --out."
-    with contextlib.ExitStack() as stack:
+    busy_message = f"Another posenc writes {out}. Wait for it, or give another --out."
+    with contextlib.ExitStack() as exit_stack:
         try:
             make_folder(out.parent)
             for leftover in out.parent.glob(f".{glob.escape(out.name)}.*{UNPROVED_SUFFIX}"):
                 if is_own_folder(leftover):
                     # Refused while another process still writes it.
-                    with locked_without_file(leftover, busy):
+                    with locked_without_file(leftover, busy_message):
                         shutil.rmtree(leftover)
-            temporary = out.parent / f".{out.name}.{secrets.token_hex(8)}{UNPROVED_SUFFIX}"
-            temporary.mkdir()
-            stack.enter_context(locked_without_file(temporary, busy))
+            temporary_folder = out.parent / f".{out.name}.{secrets.token_hex(8)}{UNPROVED_SUFFIX}"
+            temporary_folder.mkdir()
+            exit_stack.enter_context(locked_without_file(temporary_folder, busy_message))
         except OSError as error:
             raise ValueError(f"{out.parent}: cannot write there ({error.strerror}).") from error
-        stack.callback(remove_folder, temporary)
+        exit_stack.callback(remove_folder, temporary_folder)
         try:
-            yield temporary
+            yield temporary_folder
         except OSError as error:
             if error.filename is not None:  # name the folder that the user gave
-                error.filename = str(error.filename).replace(temporary.name, out.name)
+                error.filename = str(error.filename).replace(temporary_folder.name, out.name)
             raise
-        _flush_to_disk(temporary)
+        _flush_to_disk(temporary_folder)
         try:
-            temporary.rename(out)
+            temporary_folder.rename(out)
         except OSError as error:
             if not os.path.lexists(out):
                 raise

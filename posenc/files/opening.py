@@ -26,14 +26,14 @@ _FLAGS_OF_EVERY_OPEN = sum(
 def open_handle(
     path: Path,
     flags: int,
-    may_be_opened: Callable[[int], bool] = stat.S_ISREG,
+    accepts_mode: Callable[[int], bool] = stat.S_ISREG,
     refusal: str = NOT_ORDINARY_MESSAGE,
 ) -> int:
     """Open a file and return its handle, a number. With O_NOFOLLOW in `flags` a link is refused.
 
     Args:
         flags: those of os.open.
-        may_be_opened: returns True for the mode (st_mode) of a file that may be opened.
+        accepts_mode: returns True for the mode (st_mode) of a file that may be opened.
         refusal: what the message says of any other file.
 
     Raises: ValueError with the path and `refusal`; OSError where it cannot be opened.
@@ -44,62 +44,62 @@ def open_handle(
         # A link or a folder, for instance, fails with an error that does not say what is wrong.
         with contextlib.suppress(OSError):
             mode = Path(path).stat(follow_symlinks=not flags & _O_NOFOLLOW).st_mode
-            if not may_be_opened(mode):
+            if not accepts_mode(mode):
                 raise ValueError(f"{path}: {refusal}") from error
         raise
-    if may_be_opened(os.fstat(handle).st_mode):
+    if accepts_mode(os.fstat(handle).st_mode):
         return handle
     os.close(handle)
     raise ValueError(f"{path}: {refusal}")
 
 
 @contextlib.contextmanager
-def name_path_in_os_errors(path: Path, *hidden: object) -> Iterator[None]:
+def name_path_in_os_errors(path: Path, *hidden_names: object) -> Iterator[None]:
     """Inside the `with`, raise each OSError again as one that names `path`, if it names no file or
-    one of `hidden`: files that are made in passing, which the user does not know. An OSError that
-    names another file, or has no errno, is not changed."""
+    one of `hidden_names`: files that are made in passing, which the user does not know. An OSError
+    that names another file, or has no errno, is not changed."""
     try:
         yield
     except OSError as error:
-        if error.errno is None or error.filename not in (None, *hidden):
+        if error.errno is None or error.filename not in (None, *hidden_names):
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def open_ordinary(path: Path, *, follow: bool = True) -> BinaryIO:
-    """Open an ordinary file for reading, or a link to one unless `follow` is false.
+def open_ordinary(path: Path, *, follow_links: bool = True) -> BinaryIO:
+    """Open an ordinary file for reading, or a link to one unless `follow_links` is false.
 
     Raises: ValueError for a pipe, which would be waited for, and a device, which has no end.
     """
-    return os.fdopen(open_handle(path, os.O_RDONLY | (0 if follow else _O_NOFOLLOW)), "rb")
+    return os.fdopen(open_handle(path, os.O_RDONLY | (0 if follow_links else _O_NOFOLLOW)), "rb")
 
 
-def read_file_bytes(path: Path, largest: int | None = LARGEST_TEXT_BYTES) -> bytes:
+def read_file_bytes(path: Path, max_bytes: int | None = LARGEST_TEXT_BYTES) -> bytes:
     """Return the content of an ordinary file, or of a link to one, as bytes.
 
-    largest: most bytes that are read; None: any number.
+    max_bytes: most bytes that are read; None: any number.
     Raises: ValueError for a larger file, and as open_ordinary.
     """
     with open_ordinary(path) as file:
-        if largest is None:
+        if max_bytes is None:
             return file.read()
         size = os.fstat(file.fileno()).st_size
         # One byte more than allowed, because the file may have grown since its size was asked.
-        content = b"" if size > largest else file.read(largest + 1)
-    if max(size, len(content)) > largest:
-        raise ValueError(f"{path}: {max(size, len(content))} bytes, expected at most {largest}.")
+        content = b"" if size > max_bytes else file.read(max_bytes + 1)
+    if max(size, len(content)) > max_bytes:
+        raise ValueError(f"{path}: {max(size, len(content))} bytes, expected at most {max_bytes}.")
     return content
 
 
 def read_file_text(
-    path: Path, largest: int | None = LARGEST_TEXT_BYTES, errors: str = "strict"
+    path: Path, max_bytes: int | None = LARGEST_TEXT_BYTES, errors: str = "strict"
 ) -> str:
     """Return the content of an ordinary file in UTF-8 as text, its lines ended by \\n.
 
     errors: what becomes of bytes that are not UTF-8, as in bytes.decode.
     Raises: as `read_file_bytes`; with errors="strict" UnicodeDecodeError, which is a ValueError.
     """
-    text = read_file_bytes(path, largest).decode("utf-8", errors)
+    text = read_file_bytes(path, max_bytes).decode("utf-8", errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -132,23 +132,23 @@ def open_new(path: Path) -> BinaryIO:
     )
 
 
-def copy_file(source: Path, target: Path, *, follow: bool = True) -> None:
+def copy_file(source: Path, target: Path, *, follow_links: bool = True) -> None:
     """Copy an ordinary file to a new one; on file systems that can, blocks are shared.
 
-    follow: False if `source` must not be a link.
+    follow_links: False if `source` must not be a link.
     """
     with (
-        open_ordinary(source, follow=follow) as file,
+        open_ordinary(source, follow_links=follow_links) as source_file,
         name_path_in_os_errors(target),
-        open_new(target) as out,
+        open_new(target) as target_file,
     ):
         try:
             import fcntl
 
-            fcntl.ioctl(out.fileno(), FICLONE, file.fileno())
+            fcntl.ioctl(target_file.fileno(), FICLONE, source_file.fileno())
         except (ImportError, OSError):
-            while piece := file.read(_PIECE_BYTES):
-                out.write(piece)
+            while piece := source_file.read(_PIECE_BYTES):
+                target_file.write(piece)
 
 
 def make_folder(folder: Path) -> None:
@@ -220,5 +220,5 @@ def remove_empty_folders(folders: Sequence[Path]) -> None:
 def is_own_folder(path: Path) -> bool:
     """Return True for a folder of this user, False for a link."""
     status = path.lstat()
-    user = getattr(os, "geteuid", lambda: status.st_uid)()  # Windows has no such numbers
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == user
+    user_id = getattr(os, "geteuid", lambda: status.st_uid)()  # Windows has no such numbers
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == user_id

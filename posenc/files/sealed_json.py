@@ -37,8 +37,8 @@ def seal(content: dict[str, Any]) -> str:
     """
     assert HASH_KEY not in content
     # Hash what will be read: a tuple comes back as a list, a lone surrogate as a question mark.
-    unsealed = json.dumps(content, ensure_ascii=False, allow_nan=False)
-    content = json.loads(unsealed.encode(errors="replace"))
+    unsealed_text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+    content = json.loads(unsealed_text.encode(errors="replace"))
     return json.dumps(
         {HASH_KEY: _hash_of_content(content), **content}, indent=1, ensure_ascii=False
     )
@@ -64,24 +64,24 @@ def strict_json(value: Any, **options: Any) -> str:
 
     Raises: ValueError naming the place of NaN or an infinity, which JSON lacks.
     """
-    for where, number in _numbers_not_finite(value, ""):
-        raise ValueError(f"{where or 'the number'} is {number}, which JSON has no word for")
+    for place, number in _numbers_not_finite(value, ""):
+        raise ValueError(f"{place or 'the number'} is {number}, which JSON has no word for")
     return json.dumps(value, allow_nan=False, **options)
 
 
-def _numbers_not_finite(value: Any, where: str) -> Iterator[tuple[str, float]]:
+def _numbers_not_finite(value: Any, place: str) -> Iterator[tuple[str, float]]:
     """Yield each number in a JSON value that is NaN or infinite, after its place: `limits[1]`.
 
-    where: place of the value itself; "" for the whole.
+    place: place of the value itself; "" for the whole.
     """
     if isinstance(value, float) and not math.isfinite(value):
-        yield where, value
+        yield place, value
     elif isinstance(value, dict):
         for key, inner in value.items():
-            yield from _numbers_not_finite(inner, f"{where}.{key}" if where else str(key))
+            yield from _numbers_not_finite(inner, f"{place}.{key}" if place else str(key))
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
-            yield from _numbers_not_finite(inner, f"{where}[{index}]")
+            yield from _numbers_not_finite(inner, f"{place}[{index}]")
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -148,25 +148,25 @@ class Record:
         """Raise ValueError for values that posenc never writes; called after reading."""
 
 
-def check_count(name: str, value: int, least: int = 0) -> None:
-    """Raise ValueError unless value is a count from `least` to LARGEST_COUNT."""
-    if not least <= value <= LARGEST_COUNT:
+def check_count(name: str, value: int, minimum: int = 0) -> None:
+    """Raise ValueError unless value is a count from `minimum` to LARGEST_COUNT."""
+    if not minimum <= value <= LARGEST_COUNT:
         got_in_words = (
             str(value) if len(str(value)) < 20 else f"a number of {len(str(value))} digits"
         )
-        raise ValueError(f"{name} must be from {least} to 2^53, got {got_in_words}.")
+        raise ValueError(f"{name} must be from {minimum} to 2^53, got {got_in_words}.")
 
 
-def check_text_length(name: str, value: str, most: int) -> None:
-    """Raise ValueError if value has more than `most` letters."""
-    if len(value) > most:
-        raise ValueError(f"{name} has {len(value):,} letters, expected at most {most:,}.")
+def check_text_length(name: str, value: str, max_letters: int) -> None:
+    """Raise ValueError if value has more than `max_letters` letters."""
+    if len(value) > max_letters:
+        raise ValueError(f"{name} has {len(value):,} letters, expected at most {max_letters:,}.")
 
 
-def check_rising(name: str, values: Sequence[int], most: int) -> None:
-    """Raise ValueError unless there are at most `most` values, each above the one before."""
-    if len(values) > most:
-        raise ValueError(f"{name}: expected at most {most:,}, got {len(values):,}.")
+def check_rising(name: str, values: Sequence[int], max_values: int) -> None:
+    """Raise ValueError unless there are at most `max_values` values, each above the one before."""
+    if len(values) > max_values:
+        raise ValueError(f"{name}: expected at most {max_values:,}, got {len(values):,}.")
     for before, after in itertools.pairwise(values):
         if not before < after:
             raise ValueError(f"{name} must rise, got {before} before {after}.")
@@ -184,115 +184,116 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"it holds {name}, which is no number")
 
 
-def _convert(kind: Any, value: Any, where: str) -> Any:
-    """Convert `value` from JSON to the type `kind`: a dataclass, a union with None, a tuple of one
-    kind, a dict with texts as keys, a number or a text.
+def _convert(target_type: Any, value: Any, place: str) -> Any:
+    """Convert `value` from JSON to the type `target_type`: a dataclass, a union with None, a tuple
+    of one kind, a dict with texts as keys, a number or a text.
 
-    where: what a message calls the value. Raises: ValueError if it is of another type or too large.
+    place: what a message calls the value. Raises: ValueError if it is of another type or too large.
     """
-    origin = typing.get_origin(kind)
+    origin = typing.get_origin(target_type)
     if origin is types.UnionType:
-        return _convert_optional(kind, value, where)
-    _refuse_large(value, where)
+        return _convert_optional(target_type, value, place)
+    _refuse_large(value, place)
     if origin is tuple:
-        return _convert_tuple(kind, value, where)
+        return _convert_tuple(target_type, value, place)
     if origin is dict:
-        return _convert_dict(kind, value, where)
-    if dataclasses.is_dataclass(kind):
-        return _convert_dataclass(kind, value, where)
-    if kind is float:
-        return _convert_float(value, where)
-    if kind is int and isinstance(value, bool):  # which isinstance(value, int) would let through
-        raise ValueError(f"{where}: expected a number, got {value}.")
-    if isinstance(kind, type) and isinstance(value, kind):
+        return _convert_dict(target_type, value, place)
+    if dataclasses.is_dataclass(target_type):
+        return _convert_dataclass(target_type, value, place)
+    if target_type is float:
+        return _convert_float(value, place)
+    # isinstance(value, int) would let a bool through.
+    if target_type is int and isinstance(value, bool):
+        raise ValueError(f"{place}: expected a number, got {value}.")
+    if isinstance(target_type, type) and isinstance(value, target_type):
         return value
-    raise _wrong_type_error(kind, value, where)
+    raise _wrong_type_error(target_type, value, place)
 
 
-def _wrong_type_error(kind: Any, value: Any, where: str) -> ValueError:
-    """Return the error for a value of another type than `kind`. It names both types, and the place
-    in the file, `where`."""
-    return ValueError(f"{where}: expected {kind}, got {type(value).__name__}.")
+def _wrong_type_error(target_type: Any, value: Any, place: str) -> ValueError:
+    """Return the error for a value of another type than `target_type`. It names both types, and
+    the place in the file, `place`."""
+    return ValueError(f"{place}: expected {target_type}, got {type(value).__name__}.")
 
 
-def _refuse_large(value: Any, where: str) -> None:
+def _refuse_large(value: Any, place: str) -> None:
     """Raise ValueError for a list, an object or a text beyond the bounds above."""
     if isinstance(value, list | dict) and len(value) > MAX_ITEMS:
-        raise ValueError(f"{where}: expected at most {MAX_ITEMS:,} items, got {len(value):,}.")
+        raise ValueError(f"{place}: expected at most {MAX_ITEMS:,} items, got {len(value):,}.")
     if isinstance(value, str) and len(value) > MAX_LETTERS:
         raise ValueError(
-            f"{where}: expected a text of at most {MAX_LETTERS:,} letters, got {len(value):,}."
+            f"{place}: expected a text of at most {MAX_LETTERS:,} letters, got {len(value):,}."
         )
 
 
-def _convert_optional(kind: Any, value: Any, where: str) -> Any:
+def _convert_optional(target_type: Any, value: Any, place: str) -> Any:
     """Convert a value to the first type of a union that is not None. None stays None if the union
     has it."""
-    alternatives = typing.get_args(kind)
+    alternatives = typing.get_args(target_type)
     if value is None and types.NoneType in alternatives:
         return None
     for alternative in alternatives:
         if alternative is not types.NoneType:
-            return _convert(alternative, value, where)
-    raise AssertionError(f"{kind} allows nothing but None")
+            return _convert(alternative, value, place)
+    raise AssertionError(f"{target_type} allows nothing but None")
 
 
-def _convert_tuple(kind: Any, value: Any, where: str) -> tuple[Any, ...]:
-    """Convert a list to the type `kind`, tuple[X, ...]: return a tuple with each item converted to
-    X. Raise ValueError for anything but a list, and as `_convert`."""
+def _convert_tuple(target_type: Any, value: Any, place: str) -> tuple[Any, ...]:
+    """Convert a list to the type `target_type`, tuple[X, ...]: return a tuple with each item
+    converted to X. Raise ValueError for anything but a list, and as `_convert`."""
     if not isinstance(value, list):
-        raise _wrong_type_error(kind, value, where)
-    item_kind = typing.get_args(kind)[0]
-    return tuple(_convert(item_kind, item, f"{where}[{i}]") for i, item in enumerate(value))
+        raise _wrong_type_error(target_type, value, place)
+    item_type = typing.get_args(target_type)[0]
+    return tuple(_convert(item_type, item, f"{place}[{i}]") for i, item in enumerate(value))
 
 
-def _convert_dict(kind: Any, value: Any, where: str) -> dict[str, Any]:
-    """Convert a dict to the type `kind`, dict[str, X]: return its items with each value converted
-    to X. Raise ValueError for a key that is no text or too long, and as `_convert`."""
+def _convert_dict(target_type: Any, value: Any, place: str) -> dict[str, Any]:
+    """Convert a dict to the type `target_type`, dict[str, X]: return its items with each value
+    converted to X. Raise ValueError for a key that is no text or too long, and as `_convert`."""
     if not isinstance(value, dict):
-        raise _wrong_type_error(kind, value, where)
-    item_kind = typing.get_args(kind)[1]
+        raise _wrong_type_error(target_type, value, place)
+    item_type = typing.get_args(target_type)[1]
     converted: dict[str, Any] = {}
     for key, item in value.items():
-        name = _convert(str, key, f"{where}: a key")
-        converted[name] = _convert(item_kind, item, f"{where}[{key[:_LONGEST_NAME_SHOWN]!r}]")
+        name = _convert(str, key, f"{place}: a key")
+        converted[name] = _convert(item_type, item, f"{place}[{key[:_LONGEST_NAME_SHOWN]!r}]")
     return converted
 
 
-def _convert_float(value: Any, where: str) -> float:
+def _convert_float(value: Any, place: str) -> float:
     """Convert a number to a float. Raise ValueError for a bool or anything else that is no number,
     for NaN, and for a number beyond LARGEST_NUMBER on either side of 0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _wrong_type_error(float, value, where)
+        raise _wrong_type_error(float, value, place)
     if not abs(value) <= LARGEST_NUMBER:  # NaN fails, too
         raise ValueError(
-            f"{where}: expected a number of at most {LARGEST_NUMBER}, got {value:.3g}."
+            f"{place}: expected a number of at most {LARGEST_NUMBER}, got {value:.3g}."
         )
     return float(value)
 
 
-def _convert_dataclass(kind: Any, value: Any, where: str) -> Any:
-    """Build the dataclass `kind` of the fields in the dict `value`, and call its `check` if it has
-    one. Raise ValueError for anything but a dict, for wrong fields, and as `check`."""
+def _convert_dataclass(target_type: Any, value: Any, place: str) -> Any:
+    """Build the dataclass `target_type` of the fields in the dict `value`, and call its `check` if
+    it has one. Raise ValueError for anything but a dict, for wrong fields, and as `check`."""
     if not isinstance(value, dict):
-        raise _wrong_type_error(kind, value, where)
-    _check_fields(kind, value, where)
-    hints = typing.get_type_hints(kind)
-    fields = {name: _convert(hints[name], v, f"{where}.{name}") for name, v in value.items()}
-    instance = kind(**fields)
+        raise _wrong_type_error(target_type, value, place)
+    _check_fields(target_type, value, place)
+    hints = typing.get_type_hints(target_type)
+    field_values = {name: _convert(hints[name], v, f"{place}.{name}") for name, v in value.items()}
+    instance = target_type(**field_values)
     check = getattr(instance, "check", None)
     if check is None:
         return instance
     try:
         check()
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"{place}: {error}") from None
     return instance
 
 
-def _check_fields(kind: Any, value: dict[str, Any], where: str) -> None:
-    """Raise ValueError for fields that the dataclass `kind` needs or does not have."""
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+def _check_fields(target_type: Any, value: dict[str, Any], place: str) -> None:
+    """Raise ValueError for fields that the dataclass `target_type` needs or does not have."""
+    fields = {field.name: field for field in dataclasses.fields(target_type)}
     needed_names = {
         name for name, field in fields.items() if field.default is field.default_factory is MISSING
     }
@@ -300,5 +301,7 @@ def _check_fields(kind: Any, value: dict[str, Any], where: str) -> None:
     unknown_names = value.keys() - fields.keys()
     if wrong_names := sorted(missing_names | unknown_names):
         cut_names = [name[:_LONGEST_NAME_SHOWN] for name in wrong_names]
-        names = ", ".join(name if name.isidentifier() else repr(name) for name in cut_names)
-        raise ValueError(f"{where}: missing or unknown fields: {names}.")
+        names_in_words = ", ".join(
+            name if name.isidentifier() else repr(name) for name in cut_names
+        )
+        raise ValueError(f"{place}: missing or unknown fields: {names_in_words}.")

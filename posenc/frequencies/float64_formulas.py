@@ -48,9 +48,9 @@ def dynamic_theta(
 ) -> float:
     """Return the base of dynamic NTK: theta up to the length `trained_length`, and a larger one
     beyond it. Both lengths are in tokens."""
-    longest = max(length, trained_length)
+    current_length = max(length, trained_length)
     # The stretch is 1 at the trained length, and grows by `factor` with each trained length more.
-    stretch = factor * longest / trained_length - (factor - 1)
+    stretch = factor * current_length / trained_length - (factor - 1)
     return ntk_theta(theta, stretch, dim)
 
 
@@ -142,19 +142,19 @@ def llama3_divisors(
     above original_length / low_freq_factor, and between 1 and `factor` for the others.
     """
 
-    def divisor(f: float) -> float:
-        wavelength = 2 * math.pi / f
+    def divisor(frequency: float) -> float:
+        wavelength = 2 * math.pi / frequency
         if wavelength > original_length / low_freq_factor:
             return factor
         if wavelength < original_length / high_freq_factor:
             return 1.0
-        # Between the two the frequency is a mean of f / factor and f, weighted by `smooth`:
-        # (1 - smooth) f / factor + smooth f = f / divisor.
+        # Between the two the frequency is a mean of f / factor and f, weighted by `kept_share`:
+        # (1 - kept_share) f / factor + kept_share f = f / divisor.
         turns = original_length / wavelength
-        smooth = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor)
-        return 1 / ((1 - smooth) / factor + smooth)
+        kept_share = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor)
+        return 1 / ((1 - kept_share) / factor + kept_share)
 
-    return tuple(divisor(f) for f in unscaled_frequencies(dim, theta))
+    return tuple(divisor(frequency) for frequency in unscaled_frequencies(dim, theta))
 
 
 def proportional_frequencies(

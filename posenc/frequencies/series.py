@@ -17,14 +17,16 @@ TWO_PI = Decimal("6.283185307179586476925286766559005768394338798750211641949889
 
 
 @lru_cache(maxsize=256)
-def geometric_series(count: int, base: float, step: Decimal | float) -> tuple[Decimal, ...]:
-    """Return `count` terms 1, r, r^2, ... of a geometric series with r = base^-step, to at least 45
-    digits.
+def geometric_series(
+    count: int, base: float, exponent_step: Decimal | float
+) -> tuple[Decimal, ...]:
+    """Return `count` terms 1, r, r^2, ... of a geometric series with r = base^-exponent_step, to
+    at least 45 digits.
 
-    With step = 2 / rotary_dim these are the inv_freq of RoPE and the sinusoidal encoding.
+    With exponent_step = 2 / rotary_dim these are the inv_freq of RoPE and the sinusoidal encoding.
     """
     with localcontext(DECIMAL_CONTEXT):
-        ratio = Decimal(base) ** -Decimal(step)
+        ratio = Decimal(base) ** -Decimal(exponent_step)
         terms = [Decimal(1)]
         for _ in range(count - 1):
             terms.append(terms[-1] * ratio)
@@ -107,11 +109,12 @@ def digit_turns(
     """
     high_parts = []
     low_parts = []
-    for digit in range(3):
+    for digit_index in range(3):
         # One unit of digit k is 2^(11 k) positions. Keep the upper 40 of the 64 bits of its turn,
         # modulo one.
         turns_of_unit = [
-            (t << (digit * DIGIT_BITS)) % UNITS_PER_TURN for t in turns_in_fixed_point(inv_freq)
+            (t << (digit_index * DIGIT_BITS)) % UNITS_PER_TURN
+            for t in turns_in_fixed_point(inv_freq)
         ]
         upper_bits = [t >> (64 - 2 * PART_BITS) for t in turns_of_unit]
         high_parts.append(tuple(bits >> PART_BITS for bits in upper_bits))

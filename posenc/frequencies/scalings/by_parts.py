@@ -43,13 +43,18 @@ def ramp(low: Decimal, high: Decimal, count: int) -> list[Decimal]:
 
 
 def ramp_ends(
-    fast: float, slow: float, rotary_dim: int, rope_theta: float, length: int, truncate: bool
+    fast_turns: float,
+    slow_turns: float,
+    rotary_dim: int,
+    rope_theta: float,
+    length: int,
+    truncate: bool,
 ) -> tuple[Decimal, Decimal]:
     """Return the indices (low, high) of pairs between which YaRN's ramp rises: those of the pairs
-    that make `fast` and `slow` turns in `length` positions. They are real numbers, rounded outwards
-    to whole ones if `truncate`."""
-    low = _index_of_pair_with_turns(fast, rotary_dim, rope_theta, length)
-    high = _index_of_pair_with_turns(slow, rotary_dim, rope_theta, length)
+    that make `fast_turns` and `slow_turns` turns in `length` positions. They are real numbers,
+    rounded outwards to whole ones if `truncate`."""
+    low = _index_of_pair_with_turns(fast_turns, rotary_dim, rope_theta, length)
+    high = _index_of_pair_with_turns(slow_turns, rotary_dim, rope_theta, length)
     if truncate:
         low = Decimal(math.floor(low))
         high = Decimal(math.ceil(high))
@@ -85,15 +90,15 @@ class NTKByParts(Scaling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expected = "alpha and beta are numbers of turns with 0 <= alpha <= beta"
-        require(self, 0 <= self.alpha <= self.beta, expected, f"{self.alpha} and {self.beta}")
+        requirement = "alpha and beta are numbers of turns with 0 <= alpha <= beta"
+        require(self, 0 <= self.alpha <= self.beta, requirement, f"{self.alpha} and {self.beta}")
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         inv_freq = inverse_frequencies(rotary_dim, rope_theta)
-        kept = tuple(
+        kept_fractions = tuple(
             self._kept_fraction(self.original_max_positions * f / TWO_PI) for f in inv_freq
         )
-        return Frequencies(blend_frequencies(inv_freq, Decimal(self.factor), kept))
+        return Frequencies(blend_frequencies(inv_freq, Decimal(self.factor), kept_fractions))
 
     def _kept_fraction(self, turns: Decimal) -> Decimal:
         """Return the fraction of its own frequency that a pair keeps, from 0 (interpolated) to 1,
@@ -132,8 +137,8 @@ class NTKByPartsV1(Scaling):
     def __post_init__(self) -> None:
         super().__post_init__()
         shares = (self.ntk_factor, self.extrapolation_factor)
-        expected = "ntk_factor and extrapolation_factor must be between 0 and 1"
-        require(self, all(0 <= share <= 1 for share in shares), expected, shares)
+        requirement = "ntk_factor and extrapolation_factor must be between 0 and 1"
+        require(self, all(0 <= share <= 1 for share in shares), requirement, shares)
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         unscaled = inverse_frequencies(rotary_dim, rope_theta)
@@ -141,16 +146,20 @@ class NTKByPartsV1(Scaling):
         ntk_scaled = ntk_frequencies(self, rotary_dim, rope_theta, Decimal(self.factor))
 
         def blend_series(
-            slower: Sequence[Decimal], faster: Sequence[Decimal], fast: float, slow: float, share
+            slower: Sequence[Decimal],
+            faster: Sequence[Decimal],
+            fast_turns: float,
+            slow_turns: float,
+            share,
         ) -> tuple[Decimal, ...]:
             """Return frequencies that lead from `slower` to `faster`: `slower` ones for pairs with
-            `slow` turns or less, and from there on a ramp that ends at `fast` turns with the
-            fraction `share` of the way to the `faster` ones."""
+            `slow_turns` turns or less, and from there on a ramp that ends at `fast_turns` turns
+            with the fraction `share` of the way to the `faster` ones."""
             low, high = ramp_ends(
-                fast, slow, rotary_dim, rope_theta, self.original_max_positions, True
+                fast_turns, slow_turns, rotary_dim, rope_theta, self.original_max_positions, True
             )
             shares_of_faster = [
-                (1 - rise) * Decimal(share) for rise in ramp(low, high, len(unscaled))
+                (1 - ramp_value) * Decimal(share) for ramp_value in ramp(low, high, len(unscaled))
             ]
             return tuple(
                 slow_frequency * (1 - share_of_faster) + fast_frequency * share_of_faster
@@ -160,9 +169,15 @@ class NTKByPartsV1(Scaling):
             )
 
         # The numbers of turns that bloc97 tuned by hand, see the class.
-        with_ntk = blend_series(
-            interpolated, ntk_scaled, fast=1.25, slow=0.75, share=self.ntk_factor
+        blended_with_ntk = blend_series(
+            interpolated, ntk_scaled, fast_turns=1.25, slow_turns=0.75, share=self.ntk_factor
         )
         return Frequencies(
-            blend_series(with_ntk, unscaled, fast=16, slow=2, share=self.extrapolation_factor)
+            blend_series(
+                blended_with_ntk,
+                unscaled,
+                fast_turns=16,
+                slow_turns=2,
+                share=self.extrapolation_factor,
+            )
         )

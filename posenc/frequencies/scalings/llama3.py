@@ -46,8 +46,8 @@ class Llama3(Scaling):
         super().__post_init__()
         low = self.low_freq_factor
         high = self.high_freq_factor
-        expected = "low_freq_factor must be positive and below high_freq_factor"
-        require(self, 0 < low < high, expected, f"{low} and {high}")
+        requirement = "low_freq_factor must be positive and below high_freq_factor"
+        require(self, 0 < low < high, requirement, f"{low} and {high}")
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         by_parts = NTKByParts(

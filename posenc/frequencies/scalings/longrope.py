@@ -61,8 +61,8 @@ class LongRoPE(Scaling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expected = "original_max_positions is the training length in tokens, at least 2"
-        require(self, self.original_max_positions >= 2, expected, self.original_max_positions)
+        requirement = "original_max_positions is the training length in tokens, at least 2"
+        require(self, self.original_max_positions >= 2, requirement, self.original_max_positions)
         require_attention_factor(self, self.attention_factor)
         require(self, self.exempt_tokens >= 0, "exempt_tokens must be >= 0", self.exempt_tokens)
         for name in ("short_factor", "long_factor"):

@@ -25,8 +25,8 @@ def ntk_frequencies(
 
     Raises: ValueError if rotary_dim is below 4; the message names the class of `scaling`.
     """
-    expected = "rotary_dim must be at least 4: the slowest pair is scaled, the fastest is not"
-    require(scaling, rotary_dim >= 4, expected, rotary_dim)
+    requirement = "rotary_dim must be at least 4: the slowest pair is scaled, the fastest is not"
+    require(scaling, rotary_dim >= 4, requirement, rotary_dim)
     base = Decimal(rope_theta) * factor ** (Decimal(rotary_dim) / (rotary_dim - 2))
     return geometric_series(rotary_dim // 2, base, Decimal(2) / rotary_dim)
 

@@ -191,11 +191,11 @@ class Scaling:
         raise NotImplementedError(f"{type(self).__name__} must define frequencies()")
 
 
-def require(scaling: Scaling, condition: bool, expected: str, got: object) -> None:
-    """Raise ValueError unless the condition holds, with the message "YaRN: `expected`, got `got`."
-    for a YaRN."""
+def require(scaling: Scaling, condition: bool, requirement: str, got: object) -> None:
+    """Raise ValueError unless the condition holds, with the message "YaRN: `requirement`, got
+    `got`." for a YaRN."""
     if not condition:
-        raise ValueError(f"{type(scaling).__name__}: {expected}, got {got}.")
+        raise ValueError(f"{type(scaling).__name__}: {requirement}, got {got}.")
 
 
 def require_factor(scaling: Scaling, factor: float) -> None:
@@ -210,8 +210,8 @@ def require_factor(scaling: Scaling, factor: float) -> None:
 
 def require_length(scaling: Scaling, length: int) -> None:
     """Raise ValueError unless the training length is at least one token."""
-    expected = "original_max_positions is the training length in tokens, at least 1"
-    require(scaling, length >= 1, expected, length)
+    requirement = "original_max_positions is the training length in tokens, at least 1"
+    require(scaling, length >= 1, requirement, length)
 
 
 def current_or_training_length(scaling: Scaling, length: int | None, training_length: int) -> int:

@@ -69,9 +69,9 @@ class YaRN(Scaling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expected = "beta_fast and beta_slow are numbers of turns with beta_fast >= beta_slow > 0"
-        got = f"{self.beta_fast} and {self.beta_slow}"
-        require(self, self.beta_fast >= self.beta_slow > 0, expected, got)
+        requirement = "beta_fast and beta_slow are numbers of turns with beta_fast >= beta_slow > 0"
+        betas_in_words = f"{self.beta_fast} and {self.beta_slow}"
+        require(self, self.beta_fast >= self.beta_slow > 0, requirement, betas_in_words)
         require_attention_factor(self, self.attention_factor)
         share = self.extrapolation_factor
         require(self, 0 <= share <= 1, "extrapolation_factor must be between 0 and 1", share)
@@ -131,8 +131,8 @@ class YaRN(Scaling):
         inv_freq = inverse_frequencies(rotary_dim, rope_theta)
         max_kept_fraction = Decimal(self.extrapolation_factor)
         kept_fractions = [
-            (1 - interpolated) * max_kept_fraction
-            for interpolated in ramp(low, high, len(inv_freq))
+            (1 - interpolated_fraction) * max_kept_fraction
+            for interpolated_fraction in ramp(low, high, len(inv_freq))
         ]
         scaled = blend_frequencies(inv_freq, Decimal(self.factor), kept_fractions)
         return Frequencies(scaled, self.attention_factor_in_use)

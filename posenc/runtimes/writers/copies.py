@@ -32,7 +32,7 @@ def copy_files(source: Path, target: Path, leave: frozenset[str] = frozenset()) 
         elif path.name not in leave:
             # What was checked is copied: a link that comes in its place meanwhile is refused.
             checked = path_inside(source, path.name, "its listing").resolve()
-            copy_file(checked, target / path.name, follow=False)
+            copy_file(checked, target / path.name, follow_links=False)
     return behind
 
 
