@@ -256,7 +256,7 @@ MUTATIONS = (
     ),
     Mutation(
         "hf/learned_tables.py",
-        "after = length + table.counted_rows",
+        "after = length + table.num_counted_rows",
         "after = length",
         "hf extend",
     ),

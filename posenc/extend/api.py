@@ -228,7 +228,7 @@ def write_loss_table(outcome: Outcome, path: Path) -> None:
     rows = []
     for name, evaluation in outcome.evaluations().items():
         buckets = itertools.pairwise(evaluation.edges)
-        for (start, stop), estimate in zip(buckets, evaluation.by_position, strict=True):
+        for (start, stop), estimate in zip(buckets, evaluation.loss_by_position, strict=True):
             if estimate.tokens:
                 rows.append(
                     (name, start, stop, estimate.mean, estimate.low, estimate.high, estimate.tokens)

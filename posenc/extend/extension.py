@@ -34,7 +34,7 @@ from posenc.extend.variants import (
 )
 from posenc.files.opening import remove_folder
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
-from posenc.hf.checkpoint.tokenization import Windows, make_text_encoder, mask_token_id
+from posenc.hf.checkpoint.tokenization import Windows, make_text_encoder, require_mask_token_id
 from posenc.hf.model_rotation import settings_applied
 from posenc.hf.tune_config import TuneConfig
 from posenc.hf.tuning import save_adapter, tune
@@ -72,23 +72,23 @@ class Outcome:
     def short_text_rises(self) -> dict[str, Estimate]:
         """Return by method how much its loss on texts of the training length, read by themselves,
         is above that of the unchanged model, in nats per token; {} if it was not measured."""
-        losses_before = self.measured["none"][1].short_text
+        losses_before = self.measured["none"][1].short_text_losses
         if losses_before is None or self.short_documents is None:
             return {}
         return {
-            name: mean_loss_rise(losses_before, evaluation.short_text, self.short_documents)
+            name: mean_loss_rise(losses_before, evaluation.short_text_losses, self.short_documents)
             for name, evaluation in self.evaluations().items()
-            if evaluation.short_text is not None and name != "none"
+            if evaluation.short_text_losses is not None and name != "none"
         }
 
     def score_is_meaningful(self, task: str, length: int) -> bool:
         """Return True if the fractions of right answers to this task at this length mean something:
         at the shortest length always, beyond it only if some method answers the task there."""
-        score_tables = [evaluation.tasks for evaluation in self.evaluations().values()]
+        score_tables = [evaluation.task_scores for evaluation in self.evaluations().values()]
         shortest = min(at for scores in score_tables for name, at in scores if name == task)
         scores = [table[task, shortest] for table in score_tables if (task, shortest) in table]
         return length == shortest or any(
-            score.exact.mean >= LEAST_LEARNED_EXACT_MATCH for score in scores
+            score.exact_share.mean >= LEAST_LEARNED_EXACT_MATCH for score in scores
         )
 
     def evaluations(self) -> dict[str, Evaluation]:
@@ -164,7 +164,12 @@ def extend(
     check_before_loading(Path(folder), out, method, options)
     checkpoint = _load_in_requested_dtype(folder, options)
     check_after_loading(
-        checkpoint, to, method, writes=out is not None, options=options, can_read_words=not as_ids
+        checkpoint,
+        to,
+        method,
+        is_exported=out is not None,
+        options=options,
+        can_read_words=not as_ids,
     )
     vocab_size = checkpoint.config.vocab_size
     encode = make_text_encoder(checkpoint.folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
@@ -184,11 +189,13 @@ def extend(
             measured,
             checkpoint.trained_length,
             options,
-            windows.documents.numpy(),
+            windows.document_of_token.numpy(),
             out_of_domain=out_of_domain,
         )
         recommended, reason = judge()
-        short_documents = short_windows(windows, checkpoint.trained_length).documents.numpy()
+        short_documents = short_windows(
+            windows, checkpoint.trained_length
+        ).document_of_token.numpy()
         outcome = Outcome(
             checkpoint, to, measured, recommended, reason, not_measured, short_documents
         )
@@ -296,7 +303,7 @@ def _load_in_requested_dtype(folder: str | Path, options: Options) -> Checkpoint
         dtype = "float32"  # steps of a small rate are lost where weights have eight bits
     checkpoint = load_checkpoint(folder, dtype=dtype, device=options.device)
     if checkpoint.masked:
-        mask_token_id(checkpoint.folder)  # raises before anything is measured
+        require_mask_token_id(checkpoint.folder)  # raises before anything is measured
     return checkpoint
 
 
@@ -397,7 +404,7 @@ def _tune_stretched_model(
     stretched, whose predictions are kept; None to learn only from the text."""
     checkpoint = run.checkpoint
     assert run.fitting is not None
-    mask_token = mask_token_id(checkpoint.folder) if checkpoint.masked else None
+    mask_token = require_mask_token_id(checkpoint.folder) if checkpoint.masked else None
     short_share = 1.0 if chosen.name == DROPE else tuning.short_share
     return tune(
         checkpoint.model,

@@ -48,7 +48,7 @@ def curve_plots(outcome: Outcome) -> Iterator[Plot]:
 
     position_label = "position in the window, tokens"
     by_position = {
-        name: dict(zip(middles, _means(evaluation.by_position), strict=True))
+        name: dict(zip(middles, _means(evaluation.loss_by_position), strict=True))
         for name, evaluation in evaluations.items()
     }
     yield Plot(
@@ -67,9 +67,9 @@ def curve_plots(outcome: Outcome) -> Iterator[Plot]:
             name="loss-by-context",
         )
     entropies = {
-        name: dict(zip(middles, evaluation.entropy, strict=True))
+        name: dict(zip(middles, evaluation.entropy_by_bucket, strict=True))
         for name, evaluation in evaluations.items()
-        if evaluation.entropy
+        if evaluation.entropy_by_bucket
     }
     if entropies:
         yield Plot(
@@ -89,7 +89,7 @@ def _losses_by_context(evaluations: Mapping[str, Evaluation]) -> dict[str, dict[
     """Return by method the mean loss by length of the context; methods without it are left out."""
     losses = {}
     for name, evaluation in evaluations.items():
-        by_context = evaluation.by_context
+        by_context = evaluation.loss_by_context
         if by_context:
             losses[name] = dict(zip(by_context, _means(by_context.values()), strict=True))
     return losses
@@ -151,9 +151,9 @@ def passkey_plots(outcome: Outcome) -> Iterator[Plot]:
     """Yield one plot with a grid of depth by length for each method that was tested with passkeys;
     nothing if none was."""
     grids = {
-        name: evaluation.passkey
+        name: evaluation.passkey_shares
         for name, evaluation in outcome.evaluations().items()
-        if evaluation.passkey
+        if evaluation.passkey_shares
     }
     if not grids:
         return

@@ -52,13 +52,13 @@ def monotone_factors(factors: Sequence[float] | np.ndarray) -> tuple[float, ...]
 
 
 def apply_genome(
-    settings: tuple[RopeSetting, ...], genome: Genome, target: int
+    settings: tuple[RopeSetting, ...], genome: Genome, target_length: int
 ) -> tuple[RopeSetting, ...]:
     """Return the settings with the genome's frequencies in every layer that looks beyond a window.
-    target: the new length in tokens. A genome's factors start from the frequencies of rope_theta,
-    so they include any compression."""
+    target_length: the new length in tokens. A genome's factors start from the frequencies of
+    rope_theta, so they include any compression."""
     return tuple(
-        replace(s, scaling=genome.scaling(s, target / s.original_length), compression=1.0)
+        replace(s, scaling=genome.scaling(s, target_length / s.original_length), compression=1.0)
         if s.layer_type is None or s.layer_type in EXTENDED_LAYER_TYPES
         else s
         for s in settings
@@ -100,31 +100,33 @@ class GenomeScorer:
         self.edges = position_edges(train_length, windows.tokens.shape[1])
         self.train_length = train_length
         # Masked tokens are not the same ones in windows of another length: there, plain losses.
-        sliding_reader = replace(reader, window=train_length)
+        sliding_reader = replace(reader, window_length=train_length)
         self.reference_losses = np.zeros(windows.tokens.shape)
-        if reader.mask_token is None:
+        if reader.mask_token_id is None:
             self.reference_losses = sliding_reader.losses_in_batches(windows.tokens).numpy()
 
-    def score(self, genome: Genome, give_up_above: float = math.inf) -> ScoredGenome:
+    def score(self, genome: Genome, score_limit: float = math.inf) -> ScoredGenome:
         """Score a genome: the larger of two losses plus a quarter of their sum, in nats. One is the
         worst bucket beyond the training length, the other SHORT_WEIGHT times the loss within it.
 
-        A genome whose loss on the first third of the windows is above `give_up_above`, or whose
+        A genome whose loss on the first third of the windows is above `score_limit`, or whose
         losses are not finite, is given up: its score is infinite.
         """
         tokens = self.windows.tokens
-        num_first = -(-len(tokens) // 3)
+        num_first_windows = -(-len(tokens) // 3)
         length = tokens.shape[1]
         settings = apply_genome(self.settings, genome, length)
         try:
             with settings_applied(self.reader.model, settings, length):
-                losses = self.reader.losses_in_batches(tokens[:num_first]).numpy()
-                first_score = self._weighted_loss(losses - self.reference_losses[:num_first])
-                if first_score > give_up_above:
+                losses = self.reader.losses_in_batches(tokens[:num_first_windows]).numpy()
+                first_score = self._weighted_loss(
+                    losses - self.reference_losses[:num_first_windows]
+                )
+                if first_score > score_limit:
                     return ScoredGenome(genome, math.inf, first_score)
-                if num_first < len(tokens):
-                    rest = self.reader.losses_in_batches(tokens[num_first:]).numpy()
-                    losses = np.concatenate([losses, rest])
+                if num_first_windows < len(tokens):
+                    other_losses = self.reader.losses_in_batches(tokens[num_first_windows:]).numpy()
+                    losses = np.concatenate([losses, other_losses])
         except NotFinite:
             return ScoredGenome(genome, math.inf, math.inf)
         return ScoredGenome(
@@ -197,28 +199,30 @@ class FrequencySearch:
         settings: tuple[RopeSetting, ...],
         windows: Windows,
         train_length: int,
-        state: Path | None,
+        state_file: Path | None,
     ) -> None:
         self.settings = settings
-        self.state = state
-        self.target = windows.tokens.shape[1]
+        self.state_file = state_file
+        self.target_length = windows.tokens.shape[1]
         num_held_out = len(windows) // 3  # reserved for the comparison of the finalists
         self.windows = windows.take(len(windows) - num_held_out)
-        held_out = self.windows  # where one or two windows are all that there is
+        held_out_windows = self.windows  # where one or two windows are all that there is
         if num_held_out:
-            held_out = Windows(windows.tokens[-num_held_out:], windows.documents[-num_held_out:])
+            held_out_windows = Windows(
+                windows.tokens[-num_held_out:], windows.document_of_token[-num_held_out:]
+            )
         # All genomes with a score, also from a run before: it need not be computed again.
         self.scored: dict[str, ScoredGenome] = {}
-        if state is not None:
+        if state_file is not None:
             self.identity = identity_of_run(
                 reader.model,
                 windows,
                 settings=settings,
                 trained=train_length,
-                mask_token=reader.mask_token,
+                mask_token=reader.mask_token_id,
                 scoring=(SHORT_WEIGHT, FIRST_SCORE_MARGIN, SEED_METHODS, BANDED_METHODS),
             )
-            saved_scores = read_sealed(state, self.identity) or {"tried": []}
+            saved_scores = read_sealed(state_file, self.identity) or {"tried": []}
             # As _save_scores wrote them, with None for infinity.
             for factors, temperature, score, first_score in saved_scores["tried"]:
                 genome = Genome(tuple(factors), temperature)
@@ -228,7 +232,7 @@ class FrequencySearch:
                     math.inf if first_score is None else first_score,
                 )
         self.scorer = GenomeScorer(reader, settings, self.windows, train_length)
-        self.final_scorer = GenomeScorer(reader, settings, held_out, train_length)
+        self.final_scorer = GenomeScorer(reader, settings, held_out_windows, train_length)
         # Those that this search has come to. Only they are parents, so that a search that goes on
         # after a restart tries the same genomes as one without.
         self.tried: dict[str, ScoredGenome] = {}
@@ -264,11 +268,11 @@ class FrequencySearch:
         """Score the best genomes again, on windows that none was chosen on; return the one whose
         two scores have the lowest sum."""
         tried_and_final_scores = [
-            (best, self.final_scorer.score(best.genome).score)
-            for best in self._best_tried(NUM_FINALISTS)
+            (finalist, self.final_scorer.score(finalist.genome).score)
+            for finalist in self._best_tried(NUM_FINALISTS)
         ]
-        best, _ = min(tried_and_final_scores, key=lambda pair: pair[0].score + pair[1])
-        return SearchResult(best.genome, best.score, len(self.tried))
+        finalist, _ = min(tried_and_final_scores, key=lambda pair: pair[0].score + pair[1])
+        return SearchResult(finalist.genome, finalist.score, len(self.tried))
 
     def _best_tried(self, count: int) -> list[ScoredGenome]:
         """Return the `count` tried genomes with the lowest scores, the best first."""
@@ -280,15 +284,15 @@ class FrequencySearch:
 
         Raises: ValueError if some of its pairs of channels do not rotate.
         """
-        searched = next(
+        searched_setting = next(
             s for s in self.settings if s.layer_type is None or s.layer_type in EXTENDED_LAYER_TYPES
         )
-        if not all(searched.frequencies().inv_freq):
+        if not all(searched_setting.frequencies().inv_freq):
             raise ValueError(
                 "some of its pairs of channels do not rotate, and no config says what is searched "
                 "of the others only"
             )
-        return searched
+        return searched_setting
 
     def _seeds(self) -> list[Genome]:
         """Return the genomes to begin with: those of SEED_METHODS, then those of BANDED_METHODS
@@ -303,14 +307,16 @@ class FrequencySearch:
         for name in SEED_METHODS:
             if searched_setting.rotary_dim < 4 and name.startswith("ntk"):
                 continue  # NTK leaves the fastest pair and scales the slowest: it needs two
-            frequencies = stretch((searched_setting,), METHODS[name], self.target)[0].frequencies()
+            frequencies = stretch((searched_setting,), METHODS[name], self.target_length)[
+                0
+            ].frequencies()
             factors = np.array(
                 [float(p / f) for p, f in zip(unscaled, frequencies.inv_freq, strict=True)]
             )
             seed_genomes.append(Genome(monotone_factors(factors), frequencies.attention_factor))
             if name in BANDED_METHODS:
-                for band, band_factor in itertools.product(_bands_by_turns(turns), BAND_FACTORS):
-                    banded_factors = np.where(band, factors * band_factor, factors)
+                for band_mask, band_factor in itertools.product(_band_masks(turns), BAND_FACTORS):
+                    banded_factors = np.where(band_mask, factors * band_factor, factors)
                     banded_genomes.append(
                         Genome(monotone_factors(banded_factors), frequencies.attention_factor)
                     )
@@ -342,36 +348,36 @@ class FrequencySearch:
             return
         # All genomes read the same first windows, so that their scores there compare fairly.
         best_tries = self._best_tried(NUM_PARENTS)
-        give_up_above = (
+        score_limit = (
             max(tried.first_score for tried in best_tries) + FIRST_SCORE_MARGIN
             if len(best_tries) == NUM_PARENTS
             else math.inf
         )
         if genome.key not in self.scored:
-            self.scored[genome.key] = self.scorer.score(genome, give_up_above)
+            self.scored[genome.key] = self.scorer.score(genome, score_limit)
             self._save_scores()
         self.tried[genome.key] = self.scored[genome.key]
 
     def _save_scores(self) -> None:
         """Write the scores of all genomes to the restart state, if there is one."""
-        if self.state is not None:
+        if self.state_file is not None:
             rows = []
             for tried in self.scored.values():  # JSON lacks infinity
                 scores = [None if s == math.inf else s for s in (tried.score, tried.first_score)]
                 rows.append([list(tried.genome.factors), tried.genome.temperature, *scores])
-            write_sealed(self.state, self.identity, {"tried": rows})
+            write_sealed(self.state_file, self.identity, {"tried": rows})
 
 
-def _bands_by_turns(turns: Sequence[float]) -> list[np.ndarray]:
+def _band_masks(turns: Sequence[float]) -> list[np.ndarray]:
     """Return a mask over pairs for each band that has any: pairs that finish a turn within the
     training length, those that finish a quarter of one, and the rest. turns: by pair."""
     turns_of_pairs = np.array(turns)
-    bands = [
+    band_masks = [
         turns_of_pairs >= 1,
         (turns_of_pairs < 1) & (turns_of_pairs >= 0.25),
         turns_of_pairs < 0.25,
     ]
-    return [band for band in bands if band.any()]
+    return [band_mask for band_mask in band_masks if band_mask.any()]
 
 
 def _logarithms(genome: Genome) -> np.ndarray:

@@ -83,8 +83,10 @@ def _clipped_scaling(setting: RopeSetting, factor: float) -> Scaling:
     """Return a scaling that multiplies the frequencies of pairs that finish no turn in training by
     a half cosine, which falls from 1 to 0. For a single pair it is 1, as in the authors' code."""
     num_kept, num_pairs = _count_pairs_with_a_full_turn(setting)
-    last = max(1, num_pairs - num_kept - 1)
-    kept_shares = [(1 + math.cos(math.pi * k / last)) / 2 for k in range(num_pairs - num_kept)]
+    last_slow_index = max(1, num_pairs - num_kept - 1)
+    kept_shares = [
+        (1 + math.cos(math.pi * k / last_slow_index)) / 2 for k in range(num_pairs - num_kept)
+    ]
     divisors = (1.0,) * num_kept + tuple(1 / s if s else NO_ROTATION_DIVISOR for s in kept_shares)
     return LongRoPE(
         max(1.0, factor), setting.original_length, divisors, divisors, attention_factor=1.0
@@ -104,11 +106,11 @@ def _switching_scaling(setting: RopeSetting, factor: float) -> Scaling:
 
 def _method_of_scaling(scaling: type[Scaling]) -> Method:
     """Return the method of a scaling that the factor and the training length determine."""
-    names = [field.name for field in fields(scaling)]  # pyright: ignore[reportArgumentType]
+    field_names = [field.name for field in fields(scaling)]  # pyright: ignore[reportArgumentType]
 
     def make_scaling(setting: RopeSetting, factor: float) -> Scaling:
         arguments = {"factor": factor, "original_max_positions": setting.original_length}
-        return scaling(**{name: arguments[name] for name in names if name in arguments})
+        return scaling(**{name: arguments[name] for name in field_names if name in arguments})
 
     assert scaling.extend_method is not None
     rope_type = scaling.rope_type
@@ -157,10 +159,10 @@ METHODS_OF_SEVERAL_PAIRS = ("ntk", "ntk-1.5x", "ntk-2x", "dynamic", "longrope-sw
 
 
 def stretch(
-    settings: tuple[RopeSetting, ...], method: Method, target: int
+    settings: tuple[RopeSetting, ...], method: Method, target_length: int
 ) -> tuple[RopeSetting, ...]:
-    """Return the settings for `target` tokens: `method` is applied to that of every kind of layers
-    that looks beyond a window.
+    """Return the settings for `target_length` tokens: `method` is applied to that of every kind of
+    layers that looks beyond a window.
 
     A scaling with an original length is replaced, never stacked: the factor is relative to that
     length. A linear scaling from training is kept, and pairs that did not rotate in training stay
@@ -169,7 +171,7 @@ def stretch(
     Raises: ValueError if the method needs more pairs of channels than rotate, or cannot stretch
     only the fastest ones.
     """
-    stretched = []
+    stretched_settings = []
     for setting in settings:
         if setting.layer_type is None or setting.layer_type in EXTENDED_LAYER_TYPES:
             if setting.rotary_dim < 4 and method.name in METHODS_OF_SEVERAL_PAIRS:
@@ -178,14 +180,16 @@ def stretch(
                     "only one pair rotates"
                 )
             # Without its compression, the same rotation was trained on a shorter text.
-            factor = target / setting.original_length
+            factor = target_length / setting.original_length
             if isinstance(setting.scaling, Proportional) and setting.scaling != Proportional(1):
                 setting = _stretch_proportional(setting, setting.scaling, method, factor)
             else:
-                plain = replace(setting, original_length=setting.compressed_length, compression=1.0)
-                setting = replace(setting, scaling=method.make_scaling(plain, factor))
-        stretched.append(setting)
-    return tuple(stretched)
+                plain_setting = replace(
+                    setting, original_length=setting.compressed_length, compression=1.0
+                )
+                setting = replace(setting, scaling=method.make_scaling(plain_setting, factor))
+        stretched_settings.append(setting)
+    return tuple(stretched_settings)
 
 
 def _stretch_proportional(
@@ -201,13 +205,14 @@ def _stretch_proportional(
     """
     num_pairs = int(original_scaling.p * setting.rotary_dim // 2)
     match method.make_scaling(setting, factor):
-        case Linear(factor=slower):
+        case Linear(factor=slowdown):
             return replace(
-                setting, scaling=replace(original_scaling, factor=original_scaling.factor * slower)
+                setting,
+                scaling=replace(original_scaling, factor=original_scaling.factor * slowdown),
             )
-        case NTK(factor=slower) if num_pairs > 1:
+        case NTK(factor=slowdown) if num_pairs > 1:
             # The slowest pair that rotates is slower by the whole factor, the fastest not at all.
-            base = setting.rope_theta * slower ** (setting.rotary_dim / (2 * num_pairs - 2))
+            base = setting.rope_theta * slowdown ** (setting.rotary_dim / (2 * num_pairs - 2))
             return replace(setting, rope_theta=base)
         case Proportional(p=share):
             return replace(

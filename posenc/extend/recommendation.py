@@ -41,7 +41,7 @@ def recommend(
     measured: Measured,
     train_length: int,
     options: Options,
-    documents: np.ndarray | None = None,
+    document_of_token: np.ndarray | None = None,
     tuned: tuple[str, Evaluation] | None = None,
     *,
     out_of_domain: bool = False,
@@ -49,54 +49,59 @@ def recommend(
     """Compare the best method, or the tuned one, with the unchanged model and with the window.
 
     Args:
-        documents: the document of every measured token; without it there are no intervals.
+        document_of_token: the document of every measured token; without it there are no intervals.
         tuned: the method that was tuned, and what was measured after it.
         out_of_domain: True if the text was not chosen for this model.
 
     Returns: the method to use, "none" to leave the model as it is, or "" without a recommendation;
     and the reason, whose first sentence says what to do.
     """
-    base = measured["none"][1]
+    unchanged_evaluation = measured["none"][1]
     # Written with "not", so that a loss of NaN is refused, too.
-    if out_of_domain and not base.mean_within(train_length) <= UNREADABLE_LOSS:
+    if out_of_domain and not unchanged_evaluation.mean_within(train_length) <= UNREADABLE_LOSS:
         # The cap keeps exp() from overflowing.
-        perplexity = math.exp(min(base.mean_within(train_length), 50))
+        perplexity = math.exp(min(unchanged_evaluation.mean_within(train_length), 50))
         return "", (
             "No recommendation: the model does not know this text, its perplexity is "
             f"{perplexity:,.0f} within its training length. Give --text with text like the model's "
             "own."
         )
     if tuned is not None:
-        name, chosen = tuned
+        method_name, chosen_evaluation = tuned
     else:
-        name = best_method(measured, options)
-        chosen = base if name is None else measured[name][1]
-    evidence = _Evidence(measured, train_length, documents, was_tuned=tuned is not None)
-    if name is None or not chosen.mean_over_buckets() < base.mean_over_buckets():
+        method_name = best_method(measured, options)
+        chosen_evaluation = (
+            unchanged_evaluation if method_name is None else measured[method_name][1]
+        )
+    evidence = _Evidence(measured, train_length, document_of_token, was_tuned=tuned is not None)
+    if (
+        method_name is None
+        or not chosen_evaluation.mean_over_buckets() < unchanged_evaluation.mean_over_buckets()
+    ):
         return "none", _why_no_method(evidence)
-    return _compare_with_baseline(evidence, name, chosen)
+    return _compare_with_baseline(evidence, method_name, chosen_evaluation)
 
 
 @dataclass(frozen=True)
 class _Evidence:
     """Hold the measurements on which a recommendation rests.
 
-    train_length: the training length in tokens. documents: the document of every measured token, or
-    None. was_tuned: True if the method was tuned before it was measured.
+    train_length: the training length in tokens. document_of_token: the document of every measured
+    token, or None. was_tuned: True if the method was tuned before it was measured.
     """
 
     measured: Measured
     train_length: int
-    documents: np.ndarray | None
+    document_of_token: np.ndarray | None
     was_tuned: bool
 
     @property
-    def base(self) -> Evaluation:
+    def unchanged_evaluation(self) -> Evaluation:
         """Return the evaluation of the unchanged model."""
         return self.measured["none"][1]
 
     @property
-    def window(self) -> Evaluation | None:
+    def window_evaluation(self) -> Evaluation | None:
         """Return the evaluation of the unchanged model with a window of the training length; None
         if it was not measured."""
         return self.measured[WINDOW][1] if WINDOW in self.measured else None
@@ -114,103 +119,113 @@ class _Evidence:
 
 def _why_no_method(evidence: _Evidence) -> str:
     """Return the reason to leave a model whose mean loss no method lowers."""
-    base = evidence.base
-    window = evidence.window
-    if window is not None and _is_clearly_lower(loss_difference(window, base, evidence.documents)):
+    unchanged_evaluation = evidence.unchanged_evaluation
+    window_evaluation = evidence.window_evaluation
+    if window_evaluation is not None and _is_clearly_lower(
+        loss_difference(window_evaluation, unchanged_evaluation, evidence.document_of_token)
+    ):
+        change_beyond = _change_beyond_in_words(
+            window_evaluation, unchanged_evaluation, evidence.train_length
+        )
         return (
             f"Do not extend this one: {evidence.window_in_words} reads better. Against the "
-            f"unchanged model it {_change_beyond_in_words(window, base, evidence.train_length)}, "
-            f"and no method saves anything over all positions.{evidence.tuning_hint}"
+            f"unchanged model it {change_beyond}, and no method saves anything over all "
+            f"positions.{evidence.tuning_hint}"
         )
     advice = "Leave this one as it is: no method that stock tools load lowers its mean loss."
-    return f"{advice}{evidence.tuning_hint}{_better_map_remark(evidence.measured, base)}"
+    map_remark = _better_map_remark(evidence.measured, unchanged_evaluation)
+    return f"{advice}{evidence.tuning_hint}{map_remark}"
 
 
-def _compare_with_baseline(evidence: _Evidence, name: str, chosen: Evaluation) -> tuple[str, str]:
+def _compare_with_baseline(
+    evidence: _Evidence, method_name: str, chosen_evaluation: Evaluation
+) -> tuple[str, str]:
     """Compare a method that lowers the mean loss with the window or, if that was not measured, with
     the unchanged model. Return (what to use: the method or "none", the reason)."""
-    base = evidence.base
+    unchanged_evaluation = evidence.unchanged_evaluation
     train_length = evidence.train_length
     change_within = _change_in_words(
-        chosen.mean_within(train_length) - base.mean_within(train_length)
+        chosen_evaluation.mean_within(train_length) - unchanged_evaluation.mean_within(train_length)
     )
-    against_baseline = (
+    baseline_clause = (
         f"against the unchanged model it {change_within} within {train_length} tokens and "
-        f"{_change_beyond_in_words(chosen, base, train_length)}."
+        f"{_change_beyond_in_words(chosen_evaluation, unchanged_evaluation, train_length)}."
     )
-    remarks = f"{_better_map_remark(evidence.measured, chosen)}{_retrieval_remark(chosen)}"
-    label = f"{name}, tuned," if evidence.was_tuned else name
+    map_remark = _better_map_remark(evidence.measured, chosen_evaluation)
+    remarks = f"{map_remark}{_retrieval_remark(chosen_evaluation)}"
+    label = f"{method_name}, tuned," if evidence.was_tuned else method_name
     advice = f"Extend it with {label.rstrip(',')}"
-    if evidence.window is None:
+    if evidence.window_evaluation is None:
         rival_in_words = "the unchanged model"
-        rival_evaluation = base
+        rival_evaluation = unchanged_evaluation
     else:
         rival_in_words = evidence.window_in_words
-        rival_evaluation = evidence.window
-    gap = loss_difference(chosen, rival_evaluation, evidence.documents)
-    if gap.mean == -math.inf:  # the rival cannot read the longest texts
-        return name, f"{advice}: {against_baseline}{remarks}"
-    interval_in_words = _interval_in_words(gap)
-    difference_in_words = f"{label} is {abs(gap.mean):.2f} nats per token"
-    if gap.mean > DECISIVE_DIFFERENCE and gap.low > 0:
+        rival_evaluation = evidence.window_evaluation
+    difference = loss_difference(chosen_evaluation, rival_evaluation, evidence.document_of_token)
+    if difference.mean == -math.inf:  # the rival cannot read the longest texts
+        return method_name, f"{advice}: {baseline_clause}{remarks}"
+    interval_in_words = _interval_in_words(difference)
+    difference_in_words = f"{label} is {abs(difference.mean):.2f} nats per token"
+    if difference.mean > DECISIVE_DIFFERENCE and difference.low > 0:
         worse_in_words = (
-            f"{difference_in_words} worse over all positions{interval_in_words}; {against_baseline}"
+            f"{difference_in_words} worse over all positions{interval_in_words}; {baseline_clause}"
         )
         return (
             "none",
             f"Do not extend this one: {rival_in_words} reads better. {worse_in_words}"
             f"{evidence.tuning_hint}{remarks}",
         )
-    if not _is_clearly_lower(gap):
+    if not _is_clearly_lower(difference):
         alike_in_words = (
-            f"{label} and {rival_in_words} differ by {gap.mean:+z.2f} nats per token"
+            f"{label} and {rival_in_words} differ by {difference.mean:+z.2f} nats per token"
             f"{interval_in_words}"
         )
         return "none", (
             f"Do not extend this one on this evidence: {alike_in_words}; "
-            f"{against_baseline}{evidence.tuning_hint}{remarks}"
+            f"{baseline_clause}{evidence.tuning_hint}{remarks}"
         )
-    return name, (
+    return method_name, (
         f"{advice}: it reads better than {rival_in_words}. {difference_in_words} better "
-        f"over all positions{interval_in_words}; {against_baseline}{remarks}"
+        f"over all positions{interval_in_words}; {baseline_clause}{remarks}"
     )
 
 
-def loss_difference(a: Evaluation, b: Evaluation, documents: np.ndarray | None) -> Estimate:
+def loss_difference(a: Evaluation, b: Evaluation, document_of_token: np.ndarray | None) -> Estimate:
     """Return the mean loss of `a` minus that of `b` on the same tokens, in nats, each bucket of
     positions with the same weight.
 
     All is infinite where only one of them could be evaluated in every bucket, and NaN where neither
     could. The interval is NaN without the losses of every token.
 
-    documents: the document of each token, in the shape of the losses; None if it is not known.
+    document_of_token: the document of each token, in the shape of the losses; None if it is not
+    known.
     """
-    if not math.isfinite(gap := a.mean_over_buckets() - b.mean_over_buckets()):
-        return Estimate(gap, gap, gap, 0)
-    if a.losses is None or b.losses is None or documents is None:
-        return Estimate(gap, math.nan, math.nan, 0)
+    if not math.isfinite(mean_difference := a.mean_over_buckets() - b.mean_over_buckets()):
+        return Estimate(mean_difference, mean_difference, mean_difference, 0)
+    if a.losses is None or b.losses is None or document_of_token is None:
+        return Estimate(mean_difference, math.nan, math.nan, 0)
     buckets = list(itertools.pairwise(a.edges))
-    gaps = a.losses - b.losses
+    differences = a.losses - b.losses
     # The mean over all tokens becomes the mean over buckets: each bucket is weighted by the inverse
     # of its share of the tokens.
     for low, high in buckets:
-        gaps[:, low:high] *= np.isfinite(gaps).sum() / (
-            len(buckets) * np.isfinite(gaps[:, low:high]).sum()
+        differences[:, low:high] *= np.isfinite(differences).sum() / (
+            len(buckets) * np.isfinite(differences[:, low:high]).sum()
         )
-    return estimate_mean(gaps, documents)
+    return estimate_mean(differences, document_of_token)
 
 
-def _is_clearly_lower(gap: Estimate) -> bool:
+def _is_clearly_lower(difference: Estimate) -> bool:
     """Return True if a difference of losses is below -DECISIVE_DIFFERENCE, and its whole interval
     below 0."""
-    return gap.mean < -DECISIVE_DIFFERENCE and gap.high < 0
+    return difference.mean < -DECISIVE_DIFFERENCE and difference.high < 0
 
 
-def _interval_in_words(gap: Estimate) -> str:
+def _interval_in_words(difference: Estimate) -> str:
     """Return the interval of a difference as text in brackets, after a space."""
-    if math.isnan(gap.low):
+    if math.isnan(difference.low):
         return " (too few documents for an interval)"
-    return f" (95 % interval {gap.low:+z.2f} to {gap.high:+z.2f})"
+    return f" (95 % interval {difference.low:+z.2f} to {difference.high:+z.2f})"
 
 
 def _change_in_words(change: float) -> str:
@@ -219,36 +234,38 @@ def _change_in_words(change: float) -> str:
     return f"{'costs' if change > 0 else 'saves'} {abs(change):.2f} nats per token"
 
 
-def _change_beyond_in_words(better: Evaluation, base: Evaluation, train_length: int) -> str:
-    """Return how the loss beyond the training length, `train_length` tokens, changes from `base` to
-    `better`, in words."""
-    change = better.mean_beyond(train_length) - base.mean_beyond(train_length)
+def _change_beyond_in_words(better: Evaluation, unchanged: Evaluation, train_length: int) -> str:
+    """Return how the loss beyond the training length, `train_length` tokens, changes from
+    `unchanged` to `better`, in words."""
+    change = better.mean_beyond(train_length) - unchanged.mean_beyond(train_length)
     if math.isnan(change):  # a table that ends
         loss = better.mean_beyond(train_length)
         return f"saves all text beyond, which it reads at {loss:.2f} nats per token"
     return f"{_change_in_words(change)} beyond"
 
 
-def _retrieval_remark(chosen: Evaluation) -> str:
+def _retrieval_remark(chosen_evaluation: Evaluation) -> str:
     """Return a sentence, after a space, on whether the method was asked for facts from far back."""
-    if chosen.passkey or chosen.tasks:
-        shown_in_words = "tasks" if chosen.tasks else "passkeys on the page (--report)"
+    if chosen_evaluation.passkey_shares or chosen_evaluation.task_scores:
+        shown_in_words = (
+            "tasks" if chosen_evaluation.task_scores else "passkeys on the page (--report)"
+        )
         return f" Loss says nothing about facts from far back: see the {shown_in_words} for that."
     return " Whether it finds facts from far back was not measured."
 
 
-def _better_map_remark(measured: Measured, chosen: Evaluation) -> str:
+def _better_map_remark(measured: Measured, chosen_evaluation: Evaluation) -> str:
     """Return a sentence, after a space, on the best position map, which no stock tool runs, if its
     mean loss is lower than that of the chosen method; else ""."""
     loss_by_map = {
         name: evaluation.mean_over_buckets()
         for name, (variant, evaluation) in measured.items()
-        if variant.needs_special_runtime and variant.window is None
+        if variant.needs_special_runtime and variant.window_length is None
     }
     best_map = min(loss_by_map, key=lambda name: loss_by_map[name], default=None)
     if best_map is None:
         return ""
-    gain = chosen.mean_over_buckets() - loss_by_map[best_map]
+    gain = chosen_evaluation.mean_over_buckets() - loss_by_map[best_map]
     if not gain > DECISIVE_DIFFERENCE:  # written with "not", so that a NaN gives no remark
         return ""
     return (

@@ -33,12 +33,12 @@ from posenc.runtimes.known.transformers5 import HUNYUAN
 
 ROTARY_METHODS = (*METHODS, "search", DROPE, DUAL_CHUNK)
 """Methods for models with rotary keys."""
-DUAL_CHUNK_READERS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
-WINDOWED_LAYERS = {"sliding_attention", "chunked_attention"}
+DUAL_CHUNK_MODEL_TYPES = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+WINDOWED_LAYER_TYPES = {"sliding_attention", "chunked_attention"}
 """Kinds of layers with a window."""
-RECURRENT_LAYERS = {"linear_attention", "conv", "mamba"}
+RECURRENT_LAYER_TYPES = {"linear_attention", "conv", "mamba"}
 """Kinds of layers with a recurrent state instead of keys."""
-ONLY_WINDOWED_LAYERS_ROTATE = tuple(
+FAMILIES_ROTATING_ONLY_WINDOWED_LAYERS = tuple(
     n for n, f in all_families().items() if "only" in f.get("rotates", ())
 )
 """Families whose other layers do not rotate, by their code in transformers 5.23."""
@@ -65,8 +65,8 @@ def check_before_loading(
     check_choice("--precision", options.precision, DTYPES)
     if method is not None:
         check_choice("--method", method, (*ROTARY_METHODS, *learned_tables.METHODS))
-    raw = read_config(folder)
-    reason = WHY_NOT_EXTENDED.get(str(raw.get("model_type")))
+    raw_config = read_config(folder)
+    reason = WHY_NOT_EXTENDED.get(str(raw_config.get("model_type")))
     if reason:
         raise ValueError(f"{folder}: {reason}.")
     if out is not None and (out.exists() or out.is_symlink()):
@@ -80,20 +80,20 @@ def check_before_loading(
         parent = next(path for path in out.absolute().parents if path.exists())
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
             raise ValueError(f"{out}: no folder can be written in {parent}.")
-        _check_files_to_copy(folder, raw, tuned=options.tune is not None)
+        _check_files_to_copy(folder, raw_config, is_tuned=options.tune is not None)
 
 
-def _check_state_folder(state: Path | None, out: Path | None) -> None:
+def _check_state_folder(state_folder: Path | None, out: Path | None) -> None:
     """Raise ValueError for a --state that is a file, or is in the new folder `out`."""
-    if state is None:
+    if state_folder is None:
         return
-    if state.exists() and not state.is_dir():
-        raise ValueError(f"--state: {state} is not a folder.")
-    if out is not None and _is_within(state, out):
-        raise ValueError(f"--state: {state} is in the new folder, which must not exist yet.")
+    if state_folder.exists() and not state_folder.is_dir():
+        raise ValueError(f"--state: {state_folder} is not a folder.")
+    if out is not None and _is_within(state_folder, out):
+        raise ValueError(f"--state: {state_folder} is in the new folder, which must not exist yet.")
 
 
-def _check_files_to_copy(folder: Path, raw: Mapping[str, Any], *, tuned: bool) -> None:
+def _check_files_to_copy(folder: Path, raw_config: Mapping[str, Any], *, is_tuned: bool) -> None:
     """Check the files of the folder that the export copies.
 
     Raises: ValueError naming a file with NaN or an infinity, or one that leads out of the folder.
@@ -102,38 +102,42 @@ def _check_files_to_copy(folder: Path, raw: Mapping[str, Any], *, tuned: bool) -
     for path in (*tokenizer_files(folder), *other_paths):
         if path.suffix == ".json":
             require_strict_json(path)
-    if isinstance(raw.get("text_config"), dict) and not tuned:
+    if isinstance(raw_config.get("text_config"), dict) and not is_tuned:
         # This config.json is written as it was read; any other one is written by transformers, in
         # a spelling of infinities that is JSON.
-        settings_text(dict(raw), str(folder / "config.json"))
+        settings_text(dict(raw_config), str(folder / "config.json"))
 
 
 def prepare_outputs(
-    out: Path | None, page: Path | None, figures: Path | None, *, is_exported: bool = False
+    out: Path | None,
+    page_path: Path | None,
+    figures_folder: Path | None,
+    *,
+    is_exported: bool = False,
 ) -> tuple[Path | None, Path | None]:
     """Make the folders of the page and the figures, and check that both can be written.
 
-    Returns: (page, figures), the paths to write now; None for one that is not asked for, or that
-    has to wait until the new checkpoint is written.
+    Returns: (page, folder of figures), the paths to write now; None for one that is not asked for,
+    or that has to wait until the new checkpoint is written.
 
     out: the folder of the new checkpoint; None if none is asked for. is_exported: True once that
     folder is written. Before, a page or figures inside it have to wait. After, the page is
-    extend.html in it unless `page` names another.
+    extend.html in it unless `page_path` names another.
 
     Raises: ValueError, OSError for a page or figures that cannot be written.
     """
     if out is not None and is_exported:
-        page = page or out / "extend.html"
+        page_path = page_path or out / "extend.html"
     elif out is not None:
-        if page is not None and _is_within(page, out):
-            is_file_in_it = _is_within(page.parent, out)  # and not the new folder itself
-            if page.suffix != ".html" or not is_file_in_it:
-                raise ValueError(f"{page}: a page in the new folder must be a file NAME.html.")
-            page = None
-        if _is_within(figures, out):
-            figures = None
-    prepare_page_and_figures(figures, page)
-    return page, figures
+        if page_path is not None and _is_within(page_path, out):
+            is_file_in_it = _is_within(page_path.parent, out)  # and not the new folder itself
+            if page_path.suffix != ".html" or not is_file_in_it:
+                raise ValueError(f"{page_path}: a page in the new folder must be a file NAME.html.")
+            page_path = None
+        if _is_within(figures_folder, out):
+            figures_folder = None
+    prepare_page_and_figures(figures_folder, page_path)
+    return page_path, figures_folder
 
 
 def _is_within(path: Path | None, out: Path) -> bool:
@@ -146,35 +150,38 @@ def _clean_up_finished_export(out: Path) -> str:
     """If `out` holds a complete export that lacks only its page, because its command was stopped:
     delete the restart state of that command, and return a clause that says so for the refusal.
     Otherwise return ""."""
-    state = default_state_folder(out)
-    if not (state.exists() and (out / SERVE).exists()):
+    state_folder = default_state_folder(out)
+    if not (state_folder.exists() and (out / SERVE).exists()):
         return ""
-    remove_folder(state)
+    remove_folder(state_folder)
     return ": it is written and proved, only its page is not, since the command was stopped"
 
 
 def check_after_loading(
     checkpoint: Checkpoint,
-    to: int,
+    target_length: int,
     method: str | None,
     *,
-    writes: bool,
+    is_exported: bool,
     options: Options,
     can_read_words: bool = True,
 ) -> None:
     """Refuse a request that only the loaded model can rule out.
 
-    to: the new length in tokens. writes: True if the result is to be exported. can_read_words: True
-    if there is a tokenizer, or the model reads bytes.
+    target_length: the new length in tokens. is_exported: True if the result is to be exported.
+    can_read_words: True if there is a tokenizer, or the model reads bytes.
 
     Raises: ValueError with the reason.
     """
-    if (in_words := set(parse_task_names(options.task)) - {PASSKEY}) and not can_read_words:
-        raise ValueError(f"--task {', '.join(sorted(in_words))}: --ids leaves no words to write.")
-    _check_positions(checkpoint)
-    if to <= checkpoint.trained_length:
+    if (tasks_with_words := set(parse_task_names(options.task)) - {PASSKEY}) and not can_read_words:
         raise ValueError(
-            f"--to {to} is not beyond the training length of {checkpoint.trained_length} tokens."
+            f"--task {', '.join(sorted(tasks_with_words))}: --ids leaves no words to write."
+        )
+    _check_positions(checkpoint)
+    if target_length <= checkpoint.trained_length:
+        raise ValueError(
+            f"--to {target_length} is not beyond the training length of "
+            f"{checkpoint.trained_length} tokens."
         )
     if reason := _why_not_extendable(checkpoint):
         raise ValueError(f"{checkpoint.folder}: {reason}.")
@@ -183,7 +190,7 @@ def check_after_loading(
             ROTARY_METHODS if checkpoint.rope_settings else ("none", *learned_tables.METHODS)
         )
         check_choice("--method", method, known_methods)
-        _check_method(checkpoint, method, writes, options)
+        _check_method(checkpoint, method, is_exported, options)
 
 
 def _check_positions(checkpoint: Checkpoint) -> None:
@@ -202,13 +209,13 @@ def _check_positions(checkpoint: Checkpoint) -> None:
         )
 
 
-def _check_method(checkpoint: Checkpoint, method: str, writes: bool, options: Options) -> None:
+def _check_method(checkpoint: Checkpoint, method: str, is_exported: bool, options: Options) -> None:
     """Raise ValueError for a method that this model or these options rule out."""
     if method == "search" and not options.search_evaluations:
         raise ValueError("--search-evaluations 0 leaves nothing to search; give more.")
     if method == DROPE:
         _check_drope(checkpoint, options)
-    if writes:
+    if is_exported:
         _check_method_can_be_written(checkpoint, method, options)
 
 
@@ -244,10 +251,10 @@ def _why_no_dual_chunk(checkpoint: Checkpoint, options: Options) -> str | None:
     """Return why vLLM could not run this model with dual chunk attention, or None."""
     model_type = checkpoint.config.model_type
     setting = checkpoint.rope_settings[0]
-    if model_type not in DUAL_CHUNK_READERS:
+    if model_type not in DUAL_CHUNK_MODEL_TYPES:
         return (
-            f"vLLM reads dual_chunk_attention_config for {', '.join(DUAL_CHUNK_READERS)}, and not "
-            f"for a {model_type} model"
+            f"vLLM reads dual_chunk_attention_config for {', '.join(DUAL_CHUNK_MODEL_TYPES)}, and "
+            f"not for a {model_type} model"
         )
     if setting.scaling is not None or setting.compression != 1.0:
         return "vLLM's dual chunk attention knows the plain rotation only, and this one is scaled"
@@ -285,15 +292,15 @@ def _why_not_extendable(checkpoint: Checkpoint) -> str | None:
 def _why_rotation_not_stretchable(checkpoint: Checkpoint) -> str | None:
     """Return why posenc cannot stretch the rotation that the config describes, or None."""
     layer_types = [setting.layer_type for setting in checkpoint.rope_settings]
-    if not any(kind in (None, *EXTENDED_LAYER_TYPES) for kind in layer_types):
-        types_in_words = ", ".join(str(kind) for kind in layer_types)
+    if not any(layer_type in (None, *EXTENDED_LAYER_TYPES) for layer_type in layer_types):
+        types_in_words = ", ".join(str(layer_type) for layer_type in layer_types)
         return (
             f"it rotates in layers of the kind {types_in_words} only, and posenc stretches those "
             f"of {', '.join(EXTENDED_LAYER_TYPES)}"
         )
     if not rotary_frequencies(checkpoint.model):
-        family = checkpoint.config.model_type
-        return f"the code of a {family} model has no rotary module that posenc knows"
+        model_type = checkpoint.config.model_type
+        return f"the code of a {model_type} model has no rotary module that posenc knows"
     return None
 
 
@@ -304,12 +311,12 @@ def _why_no_untrained_distance(config: Any, *, rotates: bool) -> str | None:
             "only windowed layers rotate, so that no rotation meets a distance beyond those of "
             "training"
         )
-    layers = set(getattr(config, "layer_types", None) or ())
-    if layers and layers <= RECURRENT_LAYERS:
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    if layer_types and layer_types <= RECURRENT_LAYER_TYPES:
         return "none of its layers attends, so that its rotation is never used"
     window = _window_shorter_than_training(config)
-    all_in_window = layers <= {"sliding_attention"}  # a config may name no kinds of layers
-    if rotates and window and all_in_window:
+    are_all_windowed = layer_types <= {"sliding_attention"}  # a config may name no kinds of layers
+    if rotates and window and are_all_windowed:
         return (
             f"all its layers have a window of {window} tokens, so that none meets a "
             "distance beyond those of training"
@@ -319,12 +326,14 @@ def _why_no_untrained_distance(config: Any, *, rotates: bool) -> str | None:
 
 def _why_scale_unknown(config: Any) -> str | None:
     """Return a sentence on rotary keys whose effect on the softmax scale is unknown, or None."""
-    rotary_keys = getattr(config, "rope_parameters", None) or {}
-    by_layer_kind = [keys for keys in rotary_keys.values() if isinstance(keys, dict)]
-    for keys in by_layer_kind or [rotary_keys]:
-        rope_type = keys.get("rope_type", "default")
+    rope_parameters = getattr(config, "rope_parameters", None) or {}
+    parameters_of_layer_types = [
+        parameters for parameters in rope_parameters.values() if isinstance(parameters, dict)
+    ]
+    for parameters in parameters_of_layer_types or [rope_parameters]:
+        rope_type = parameters.get("rope_type", "default")
         if (
-            keys.get("mscale_all_dim")
+            parameters.get("mscale_all_dim")
             and rope_type not in MSCALE_ALL_DIM_TYPES
             and config.model_type not in HUNYUAN
         ):
@@ -337,15 +346,16 @@ def _why_scale_unknown(config: Any) -> str | None:
 
 def _full_attention_rotates(config: Any) -> bool:
     """Return True if any full-attention layer rotates."""
-    kinds = getattr(config, "layer_types", None)
-    if not kinds or not set(kinds) & WINDOWED_LAYERS:
+    layer_types = getattr(config, "layer_types", None)
+    if not layer_types or not set(layer_types) & WINDOWED_LAYER_TYPES:
         return True
-    if config.model_type in ONLY_WINDOWED_LAYERS_ROTATE:
+    if config.model_type in FAMILIES_ROTATING_ONLY_WINDOWED_LAYERS:
         return getattr(config, "sliding_window", None) is None
-    layers_rotate = getattr(config, "no_rope_layers", None) or [1] * len(kinds)  # 1: it does rotate
+    # 1 for a layer that does rotate.
+    layers_rotate = getattr(config, "no_rope_layers", None) or [1] * len(layer_types)
     return any(
-        layer_rotates and kind not in WINDOWED_LAYERS
-        for layer_rotates, kind in zip(layers_rotate, kinds, strict=False)
+        layer_rotates and layer_type not in WINDOWED_LAYER_TYPES
+        for layer_rotates, layer_type in zip(layers_rotate, layer_types, strict=False)
     )
 
 

@@ -82,16 +82,20 @@ def _perplexity_section(outcome: Outcome, train_length: int) -> list[Block]:
         "them what it gains."
     )
     edges = next(iter(outcome.evaluations().values())).edges
-    buckets = (
+    bucket_headings = (
         Heading(f"{a:,}–{b:,}", "tokens" if b <= train_length else "tokens, beyond training")
         for a, b in itertools.pairwise(edges)
     )
-    header = ["method", *buckets, Heading("stock tools", "load it as it is")]
+    header = ["method", *bucket_headings, Heading("stock tools", "load it as it is")]
     rows = []
     for name, evaluation in outcome.evaluations().items():
         variant = outcome.measured[name][0] if name in outcome.measured else None
         rows.append(
-            [name, *map(_perplexity_cell, evaluation.by_position), _stock_tools_verdict(variant)]
+            [
+                name,
+                *map(_perplexity_cell, evaluation.loss_by_position),
+                _stock_tools_verdict(variant),
+            ]
         )
     caption = "Perplexity by position, tokens; in brackets a 95 % interval over documents"
     return [explanation, Table(header, rows, caption, name="perplexity-by-position")]
@@ -112,7 +116,7 @@ def _stock_tools_verdict(variant: Variant | None) -> str:
     checkpoint."""
     if variant is None:
         return "yes"
-    if variant.window is not None:
+    if variant.window_length is not None:
         return "no extension"
     if variant.needs_special_runtime:
         return "needs our runtime"
@@ -129,7 +133,7 @@ def task_table(outcome: Outcome) -> Table | None:
     rises = outcome.short_text_rises()
     tasks_and_lengths: list[tuple[str, int]] = []
     for evaluation in outcome.evaluations().values():
-        tasks_and_lengths += [key for key in evaluation.tasks if key not in tasks_and_lengths]
+        tasks_and_lengths += [key for key in evaluation.task_scores if key not in tasks_and_lengths]
     if not tasks_and_lengths and not rises:
         return None
     header = _task_header(tasks_and_lengths, bool(rises))
@@ -137,8 +141,8 @@ def task_table(outcome: Outcome) -> Table | None:
     for name, evaluation in outcome.evaluations().items():
         row: list[Value] = [name]
         for task, length in tasks_and_lengths:
-            score = evaluation.tasks.get((task, length))
-            row += _task_cells(score, learned=outcome.score_is_meaningful(task, length))
+            score = evaluation.task_scores.get((task, length))
+            row += _task_cells(score, is_learned=outcome.score_is_meaningful(task, length))
         if rises:
             row.append(_perplexity_rise(rises[name]) if name in rises else None)
         rows.append(row)
@@ -158,13 +162,15 @@ def _task_header(
     return header
 
 
-def _task_cells(score: TaskScore | None, *, learned: bool) -> list[Value]:
+def _task_cells(score: TaskScore | None, *, is_learned: bool) -> list[Value]:
     """Return a method's fraction of exact answers to a task of one length, and its loss."""
     if score is None:
         return [None, None]
-    exact = Number(score.exact.mean, score.exact.low, score.exact.high, ".0%")
-    loss = Number(score.loss.mean, form=".2f")
-    return [exact if learned else "not learned", loss]
+    exact_share_cell = Number(
+        score.exact_share.mean, score.exact_share.low, score.exact_share.high, ".0%"
+    )
+    loss_cell = Number(score.loss.mean, form=".2f")
+    return [exact_share_cell if is_learned else "not learned", loss_cell]
 
 
 def _task_caption(has_tasks: bool, has_short_texts: bool) -> str:
@@ -203,7 +209,7 @@ def _passkey_section(outcome: Outcome) -> list[Block]:
     plots = [*figures.passkey_plots(outcome)]
     if not plots:
         return ["Not measured."]
-    grids = [e.passkey for e in outcome.evaluations().values() if e.passkey]
+    grids = [e.passkey_shares for e in outcome.evaluations().values() if e.passkey_shares]
     warning = passkeys_not_found_warning(grids)
     return [*([warning] if warning else []), *plots]
 
@@ -215,14 +221,14 @@ def passkeys_not_found_warning(grids: Sequence[Mapping[tuple[int, float], float]
     grids: for each method that was tested, the fraction of a key's tokens that are right, by
     (length, depth). At least one.
     """
-    shortest = min(length for grid in grids for length, _ in grid)
+    shortest_length = min(length for grid in grids for length, _ in grid)
     for grid in grids:
-        shares = [share for (length, _), share in grid.items() if length == shortest]
+        shares = [share for (length, _), share in grid.items() if length == shortest_length]
         if shares and fmean(shares) >= 0.5:
             return ""
     return (
-        f"Read nothing into this: not even at {shortest:,} tokens does the model find half of the "
-        "keys' tokens."
+        f"Read nothing into this: not even at {shortest_length:,} tokens does the model find half "
+        "of the keys' tokens."
     )
 
 
@@ -245,10 +251,10 @@ def facts_of(outcome: Outcome) -> dict[str, Any]:
     nats per token. A number that could not be measured is NaN, as for a learned table all positions
     beyond its last row."""
     rises = outcome.short_text_rises()
-    measured = {}
+    facts_by_method = {}
     for name, evaluation in outcome.evaluations().items():
         variant = outcome.measured[name][0] if name in outcome.measured else None
-        measured[name] = {
+        facts_by_method[name] = {
             "summary": variant.summary if variant else "",
             "stock_tools_load_it": variant is None or not variant.needs_special_runtime,
             "cache_is_exact": variant is None or variant.cache_safe,
@@ -259,7 +265,7 @@ def facts_of(outcome: Outcome) -> dict[str, Any]:
         "folder": str(outcome.checkpoint.folder),
         "trained_length": outcome.checkpoint.trained_length,
         "target_length": outcome.target,
-        "measured": measured,
+        "measured": facts_by_method,
         "not_measured": outcome.not_measured,
         "recommended": outcome.recommended or None,
         "reason": outcome.reason,
@@ -276,33 +282,34 @@ def _facts_of_evaluation(evaluation: Evaluation, outcome: Outcome) -> dict[str, 
     return {
         "by_position": [
             {"from": low, "to": high, **vars(estimate)}
-            for (low, high), estimate in zip(buckets, evaluation.by_position, strict=True)
+            for (low, high), estimate in zip(buckets, evaluation.loss_by_position, strict=True)
         ],
         "by_context": [
-            {"context": context, **vars(estimate)}
-            for context, estimate in evaluation.by_context.items()
+            {"context": context_length, **vars(estimate)}
+            for context_length, estimate in evaluation.loss_by_context.items()
         ],
         "passkey": [
             {"length": length, "depth": depth, "right": share}
-            for (length, depth), share in evaluation.passkey.items()
+            for (length, depth), share in evaluation.passkey_shares.items()
         ],
         "tasks": [
             {
                 "task": task,
                 "length": length,
                 "counts": outcome.score_is_meaningful(task, length),
-                "exact": score.exact,
+                "exact": score.exact_share,
                 "loss": score.loss,
                 "by_depth": [
-                    {"depth": depth, **cell._asdict()} for depth, cell in score.by_depth.items()
+                    {"depth": depth, **depth_score._asdict()}
+                    for depth, depth_score in score.by_depth.items()
                 ],
             }
-            for (task, length), score in evaluation.tasks.items()
+            for (task, length), score in evaluation.task_scores.items()
         ],
         "tasks_left_out": [
             {"task": task, "length": length, "why": why}
             for (task, length), why in evaluation.tasks_left_out.items()
         ],
-        "attention_entropy": list(evaluation.entropy),
+        "attention_entropy": list(evaluation.entropy_by_bucket),
         "seconds": evaluation.seconds,
     }

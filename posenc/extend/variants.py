@@ -25,7 +25,7 @@ from posenc.hf import learned_tables
 from posenc.hf.attachment.attach import attached
 from posenc.hf.attachment.attention import attention_is_replaceable
 from posenc.hf.checkpoint.loading import Checkpoint
-from posenc.hf.checkpoint.tokenization import Windows, mask_token_id
+from posenc.hf.checkpoint.tokenization import Windows, require_mask_token_id
 from posenc.hf.model_rotation import rotation_dropped, settings_applied
 from posenc.hf.rope_settings import RopeSetting, head_dim_of
 
@@ -52,7 +52,7 @@ class Variant:
     cache_safe: True if step-by-step decoding equals the full pass.
     needs_special_runtime: True if stock tools cannot load it.
     max_tokens: the most tokens that it can read; None for any number.
-    window: each token is read with at most this many tokens, itself included; None for all.
+    window_length: each token is read with at most this many tokens, itself included; None for all.
     server_keys: keys of config.json, with their values, by which a server runs it.
     """
 
@@ -63,7 +63,7 @@ class Variant:
     cache_safe: bool = True
     needs_special_runtime: bool = False
     max_tokens: int | None = None
-    window: int | None = None
+    window_length: int | None = None
     server_keys: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -79,25 +79,28 @@ def needs_search(method: str | None, options: Options) -> bool:
 
 def variant_builders(
     checkpoint: Checkpoint,
-    to: int,
+    target_length: int,
     method: str | None,
-    fitting: Windows | None,
+    fitting_windows: Windows | None,
     options: Options,
     progress: Progress,
 ) -> VariantBuilders:
     """Return functions that build the variants to measure: the unchanged model, `method` (None:
     every method) and a sliding window.
 
-    to: the new length in tokens. fitting: the text for a search; None if there is none.
+    target_length: the new length in tokens. fitting_windows: the text for a search; None if there
+    is none.
     """
     builders: VariantBuilders = {"none": partial(unchanged_variant, checkpoint)}
     if checkpoint.rope_settings:
-        builders |= _rotary_builders(checkpoint, to, method, fitting, options, progress)
+        builders |= _rotary_builders(
+            checkpoint, target_length, method, fitting_windows, options, progress
+        )
     else:
         for name in (
             learned_tables.METHODS if method is None else {method} & learned_tables.METHODS.keys()
         ):
-            builders[name] = partial(lengthened_table_variant, checkpoint, name, to)
+            builders[name] = partial(lengthened_table_variant, checkpoint, name, target_length)
     if not checkpoint.masked:
         builders[WINDOW] = partial(window_variant, checkpoint)
     return builders
@@ -105,9 +108,9 @@ def variant_builders(
 
 def _rotary_builders(
     checkpoint: Checkpoint,
-    to: int,
+    target_length: int,
     method: str | None,
-    fitting: Windows | None,
+    fitting_windows: Windows | None,
     options: Options,
     progress: Progress,
 ) -> VariantBuilders:
@@ -116,36 +119,42 @@ def _rotary_builders(
     builders: VariantBuilders = {}
     for name in METHODS if method is None else {method} & METHODS.keys():
         if name != "none":
-            builders[name] = partial(rope_variant, checkpoint, name, to)
+            builders[name] = partial(rope_variant, checkpoint, name, target_length)
     if needs_search(method, options):
-        assert fitting is not None
+        assert fitting_windows is not None
         builders["search"] = partial(
-            _search_for_variant, checkpoint, to, fitting, options, progress
+            _search_for_variant, checkpoint, target_length, fitting_windows, options, progress
         )
     if method == DROPE:
-        builders[DROPE] = partial(drope_variant, checkpoint, to)
+        builders[DROPE] = partial(drope_variant, checkpoint, target_length)
     if method in (None, DUAL_CHUNK):
-        for variant in position_maps(checkpoint, to):
+        for variant in position_maps(checkpoint, target_length):
             if method in (None, variant.name):
                 builders[variant.name] = lambda variant=variant: variant
     return builders
 
 
 def _search_for_variant(
-    checkpoint: Checkpoint, to: int, fitting: Windows, options: Options, progress: Progress
+    checkpoint: Checkpoint,
+    target_length: int,
+    fitting_windows: Windows,
+    options: Options,
+    progress: Progress,
 ) -> Variant:
     """Search frequencies, or go on with a search that was stopped; return the variant with the
     best."""
-    state = None if options.state is None else options.state / "search.json"
-    mask_token = mask_token_id(checkpoint.folder) if checkpoint.masked else None
+    state_file = None if options.state is None else options.state / "search.json"
+    mask_token_id = require_mask_token_id(checkpoint.folder) if checkpoint.masked else None
     search = FrequencySearch(
-        LossReader(checkpoint.model, mask_token),
+        LossReader(checkpoint.model, mask_token_id),
         checkpoint.rope_settings,
-        fitting.take(NUM_SEARCH_WINDOWS),
+        fitting_windows.take(NUM_SEARCH_WINDOWS),
         checkpoint.trained_length,
-        state,
+        state_file,
     )
-    return searched_variant(checkpoint, search.evolve(options.search_evaluations, progress), to)
+    return searched_variant(
+        checkpoint, search.evolve(options.search_evaluations, progress), target_length
+    )
 
 
 def measure_variant(
@@ -166,17 +175,17 @@ def measure_variant(
         for n in _doublings(train_length // 4, windows.tokens.shape[1])
         if options.targets < n <= max_length
     ]
-    mask_token = mask_token_id(checkpoint.folder) if checkpoint.masked else None
+    mask_token_id = require_mask_token_id(checkpoint.folder) if checkpoint.masked else None
     passkey_grid, task_grid = _task_grids(tuple(lengths), options, encode)
     # Neither a masked model nor a window is asked for what stands far back.
-    only_losses = mask_token is not None or variant.window is not None
-    if only_losses:
+    measures_only_losses = mask_token_id is not None or variant.window_length is not None
+    if measures_only_losses:
         context_lengths = []
         passkey_grid = None
         task_grid = None
     with variant.applied() as model:
         reader = LossReader(
-            model, mask_token, not variant.cache_safe, variant.max_tokens, variant.window
+            model, mask_token_id, not variant.cache_safe, variant.max_tokens, variant.window_length
         )
         return measure_losses_and_tasks(
             reader,
@@ -186,7 +195,7 @@ def measure_variant(
             num_targets=options.targets,
             passkey_grid=passkey_grid,
             task_grid=task_grid,
-            reads_short_texts=variant.window is None,
+            reads_short_texts=variant.window_length is None,
             measures_entropy=not variant.needs_special_runtime,
             progress=progress,
         )
@@ -197,14 +206,14 @@ def _task_grids(
 ) -> tuple[PasskeyGrid | None, TaskGrid | None]:
     """Return the passkeys and the tasks in words that --task asks for, at these lengths in tokens;
     None for one that is not asked for. encode: None without a tokenizer."""
-    names = parse_task_names(options.task)
+    task_names = parse_task_names(options.task)
     passkey_grid: PasskeyGrid | None = None
-    if PASSKEY in names:
-        passkey_grid = PasskeyGrid(lengths, trials=options.task_trials)
+    if PASSKEY in task_names:
+        passkey_grid = PasskeyGrid(lengths, num_trials=options.task_trials)
     if encode is None:
         return passkey_grid, None
-    in_words = tuple(name for name in names if name != PASSKEY)
-    return passkey_grid, TaskGrid(in_words, lengths, encode, options.task_trials)
+    tasks_with_words = tuple(name for name in task_names if name != PASSKEY)
+    return passkey_grid, TaskGrid(tasks_with_words, lengths, encode, options.task_trials)
 
 
 def _doublings(start: int, stop: int) -> list[int]:
@@ -237,22 +246,22 @@ def window_variant(checkpoint: Checkpoint) -> Variant:
         summary,
         lambda: nullcontext(checkpoint.model),
         needs_special_runtime=True,
-        window=train_length,
+        window_length=train_length,
     )
 
 
-def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
-    """Return the variant of the method METHODS[name] for `target` tokens. Raises: ValueError where
-    the method does not apply to this checkpoint."""
+def rope_variant(checkpoint: Checkpoint, name: str, target_length: int) -> Variant:
+    """Return the variant of the method METHODS[name] for `target_length` tokens. Raises:
+    ValueError where the method does not apply to this checkpoint."""
     method = METHODS[name]
-    settings = stretch(checkpoint.rope_settings, method, target)
-    max_positions = checkpoint.trained_length if method.keeps_maximum else target
+    settings = stretch(checkpoint.rope_settings, method, target_length)
+    max_positions = checkpoint.trained_length if method.keeps_maximum else target_length
     applied = partial(settings_applied, checkpoint.model, settings, max_positions)
     return Variant(name, method.summary, applied, settings, method.cache_safe)
 
 
-def drope_variant(checkpoint: Checkpoint, target: int) -> Variant:
-    """Return the variant of DroPE: no layer rotates, and the config allows `target` tokens.
+def drope_variant(checkpoint: Checkpoint, target_length: int) -> Variant:
+    """Return the variant of DroPE: no layer rotates, and the config allows `target_length` tokens.
 
     As it is, it predicts badly: it must be tuned, for which texts of the training length suffice.
     A causal mask still tells positions apart, because token i sees i + 1 keys.
@@ -262,33 +271,40 @@ def drope_variant(checkpoint: Checkpoint, target: int) -> Variant:
     Source: Gelberg et al. 2025, arXiv:2512.12167.
     """
     summary = "no layer rotates, recalibrated at the training length"
-    return Variant(DROPE, summary, lambda: rotation_dropped(checkpoint.model, target))
+    return Variant(DROPE, summary, lambda: rotation_dropped(checkpoint.model, target_length))
 
 
-def lengthened_table_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
-    """Return the variant with a table of learned positions lengthened to `target` rows by the
-    method learned_tables.METHODS[name]."""
+def lengthened_table_variant(checkpoint: Checkpoint, name: str, target_length: int) -> Variant:
+    """Return the variant with a table of learned positions lengthened to `target_length` rows by
+    the method learned_tables.METHODS[name]."""
     summary = learned_tables.METHODS[name].summary
     return Variant(
-        name, summary, lambda: learned_tables.lengthened_table(checkpoint.model, name, target)
+        name,
+        summary,
+        lambda: learned_tables.lengthened_table(checkpoint.model, name, target_length),
     )
 
 
-def searched_variant(checkpoint: Checkpoint, best: SearchResult, target: int) -> Variant:
-    """Return the variant with the frequencies that a search found, for `target` tokens."""
-    settings = apply_genome(checkpoint.rope_settings, best.genome, target)
-    factors = ", ".join(f"{f:.3g}" for f in best.genome.factors)
+def searched_variant(
+    checkpoint: Checkpoint, search_result: SearchResult, target_length: int
+) -> Variant:
+    """Return the variant with the frequencies that a search found, for `target_length` tokens."""
+    settings = apply_genome(checkpoint.rope_settings, search_result.genome, target_length)
+    factors_in_words = ", ".join(f"{f:.3g}" for f in search_result.genome.factors)
     summary = (
-        f"best of {best.num_tried} sets of frequencies: wavelengths times {factors}, logits times "
-        f"{best.genome.temperature**2:.3f}"
+        f"best of {search_result.num_tried} sets of frequencies: wavelengths times "
+        f"{factors_in_words}, logits times {search_result.genome.temperature**2:.3f}"
     )
     return Variant(
-        "search", summary, partial(settings_applied, checkpoint.model, settings, target), settings
+        "search",
+        summary,
+        partial(settings_applied, checkpoint.model, settings, target_length),
+        settings,
     )
 
 
-def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
-    """Return variants of this checkpoint that map positions up to `target` into the training
+def position_maps(checkpoint: Checkpoint, target_length: int) -> list[Variant]:
+    """Return variants of this checkpoint that map positions up to `target_length` into the training
     length. Empty if layers differ in their rotation, or the attention cannot be replaced (Falcon).
 
     A map that rotates otherwise than the model is returned as well: applying it raises ValueError,
@@ -306,11 +322,11 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
     setting = checkpoint.rope_settings[0]
     train_length = checkpoint.trained_length
     # Chosen, not derived.
-    window = train_length // 2
+    exact_window = train_length // 2
     chunk_size = train_length * 3 // 4
     local_window = train_length // 16
     # The fewest tokens per group with which the last one is within the training length.
-    group_size = max(2, -(-(target - window) // (train_length - window)))
+    group_size = max(2, -(-(target_length - exact_window) // (train_length - exact_window)))
     scaling = setting.scaling
     if scaling is None and setting.compression != 1.0:
         scaling = Linear(setting.compression)
@@ -322,13 +338,13 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
         "scaling": scaling,
     }
     maps = {
-        "self-extend": SelfExtend(**rope_arguments, window=window, group_size=group_size),
-        "rerope": ReRoPE(**rope_arguments, window=window),
+        "self-extend": SelfExtend(**rope_arguments, window=exact_window, group_size=group_size),
+        "rerope": ReRoPE(**rope_arguments, window=exact_window),
         DUAL_CHUNK: DualChunk(**rope_arguments, chunk_size=chunk_size, local_window=local_window),
     }
     summaries = {
-        "self-extend": f"exact to {window} tokens, then groups of {group_size}",
-        "rerope": f"distances stop at {window} tokens",
+        "self-extend": f"exact to {exact_window} tokens, then groups of {group_size}",
+        "rerope": f"distances stop at {exact_window} tokens",
         DUAL_CHUNK: f"chunks of {chunk_size} tokens",
     }
     chunk_sizes = {"chunk_size": chunk_size, "local_size": local_window}
@@ -337,7 +353,7 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
         Variant(
             name,
             summaries[name],
-            lambda e=encoding: checked_map_attached(checkpoint, e, window),
+            lambda e=encoding: checked_map_attached(checkpoint, e, exact_window),
             checkpoint.rope_settings,
             needs_special_runtime=True,
             server_keys=server_keys.get(name, {}),
@@ -359,12 +375,12 @@ def checked_map_attached(
     length = min(MAX_COMPARED_TOKENS, window)
     vocab_size = checkpoint.config.vocab_size
     tokens = torch.randint(vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
-    expected = _logits(checkpoint.model, tokens)
+    expected_logits = _logits(checkpoint.model, tokens)
     dtype = checkpoint.model.dtype
     eps = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
-    with ExitStack() as stack:
+    with ExitStack() as exit_stack:
         try:
-            model = stack.enter_context(
+            model = exit_stack.enter_context(
                 attached(checkpoint.model, encoding, allow_other_order=True)
             )
             logits = _logits(model, tokens)
@@ -375,7 +391,7 @@ def checked_map_attached(
             raise ValueError(
                 f"{attention_in_words} cannot run with a map ({one_line(error)})"
             ) from error
-        error = float((logits - expected).abs().max() / expected.abs().max())
+        error = float((logits - expected_logits).abs().max() / expected_logits.abs().max())
         if not error <= max(MAP_TOLERANCE, MAP_LAST_BITS * eps):
             raise ValueError(
                 f"within its window it must change nothing, and it changes logits by {error:.1%}: "

@@ -20,24 +20,24 @@ class TableOfFamily(NamedTuple):
     """End of the table's name in the model."""
     key: str
     """Config key of its length."""
-    offset_rows: int | None
+    num_offset_rows: int | None
     """Leading rows without a position; None: those up to the padding token's."""
-    counted_rows: int | None
+    num_counted_rows: int | None
     """How many of these the key counts, too; None: all."""
 
 
 _BERT = TableOfFamily("embeddings.position_embeddings", "max_position_embeddings", 0, 0)
 _ROBERTA = TableOfFamily("embeddings.position_embeddings", "max_position_embeddings", None, None)
-_LIKE_BERT = (
+_MODEL_TYPES_LIKE_BERT = (
     "albert bert bert-generation convbert distilbert electra ernie megatron-bert mobilebert "
     "rembert roc_bert squeezebert"
 )
-_LIKE_ROBERTA = (
+_MODEL_TYPES_LIKE_ROBERTA = (
     "camembert data2vec-text mpnet roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod"
 )
-FAMILIES: dict[str, TableOfFamily] = {
-    **dict.fromkeys(_LIKE_BERT.split(), _BERT),
-    **dict.fromkeys(_LIKE_ROBERTA.split(), _ROBERTA),
+TABLE_OF_MODEL_TYPE: dict[str, TableOfFamily] = {
+    **dict.fromkeys(_MODEL_TYPES_LIKE_BERT.split(), _BERT),
+    **dict.fromkeys(_MODEL_TYPES_LIKE_ROBERTA.split(), _ROBERTA),
     "biogpt": TableOfFamily("biogpt.embed_positions", "max_position_embeddings", 2, 0),
     "gpt2": TableOfFamily("transformer.wpe", "n_positions", 0, 0),
     "gpt_bigcode": TableOfFamily("transformer.wpe", "n_positions", 0, 0),
@@ -67,23 +67,24 @@ METHODS: dict[str, GrowthMethod] = {
 class PositionTable:
     """Describe a model's position table: its module, and how the config counts its rows.
 
-    key: config key of its length. offset_rows: leading rows without a position. counted_rows: how
-    many of these the config's length counts.
+    key: config key of its length. num_offset_rows: leading rows without a position.
+    num_counted_rows: how many of these the config's length counts.
     """
 
     module: nn.Embedding
     key: str
-    offset_rows: int
-    counted_rows: int
+    num_offset_rows: int
+    num_counted_rows: int
 
     @property
     def length(self) -> int:
         """Return the number of positions in the table."""
-        return self.module.weight.shape[0] - self.offset_rows
+        return self.module.weight.shape[0] - self.num_offset_rows
 
 
 def growable_table(model: Any) -> PositionTable | None:
-    """Return the position table of a model of FAMILIES, which can be lengthened; None for others.
+    """Return the position table of a model, which can be lengthened; None for a model whose type is
+    not in TABLE_OF_MODEL_TYPE.
 
     Raises: ValueError for a BERT whose config asks for relative positions as well.
     """
@@ -100,18 +101,23 @@ def growable_table(model: Any) -> PositionTable | None:
 
 
 def position_table(model: Any) -> PositionTable | None:
-    """Return the position table of a model of FAMILIES, even if it has other positions too."""
-    if model.config.model_type not in FAMILIES:
+    """Return the position table of a model, even if it has other positions too; None for a model
+    whose type is not in TABLE_OF_MODEL_TYPE."""
+    if model.config.model_type not in TABLE_OF_MODEL_TYPE:
         return None
-    family = FAMILIES[model.config.model_type]
+    table_of_family = TABLE_OF_MODEL_TYPE[model.config.model_type]
     for name, module in model.named_modules():
-        if name.endswith(family.path) and isinstance(module, nn.Embedding):
-            padding = 0 if module.padding_idx is None else module.padding_idx + 1
+        if name.endswith(table_of_family.path) and isinstance(module, nn.Embedding):
+            num_padding_rows = 0 if module.padding_idx is None else module.padding_idx + 1
             return PositionTable(
                 module,
-                family.key,
-                padding if family.offset_rows is None else family.offset_rows,
-                padding if family.counted_rows is None else family.counted_rows,
+                table_of_family.key,
+                num_padding_rows
+                if table_of_family.num_offset_rows is None
+                else table_of_family.num_offset_rows,
+                num_padding_rows
+                if table_of_family.num_counted_rows is None
+                else table_of_family.num_counted_rows,
             )
     return None
 
@@ -124,23 +130,23 @@ def lengthened_table(model: Any, method: str, length: int) -> Iterator[nn.Module
     assert table is not None
     module = table.module
     weight = module.weight
-    rows_before = module.num_embeddings
+    num_rows_before = module.num_embeddings
     config = model.config
     max_positions_before = getattr(config, table.key)
     # Older GPT-2 configs say the length twice, and llama.cpp's converter reads the other one.
-    keys = [
+    length_keys = [
         key for key in (table.key, "n_ctx") if getattr(config, key, None) == max_positions_before
     ]
     with torch.no_grad():
         longer_weight = METHODS[method].lengthen(
-            weight.detach(), length, offset_rows=table.offset_rows
+            weight.detach(), length, offset_rows=table.num_offset_rows
         )
-    length_before = table.length + table.counted_rows
-    length_after = length + table.counted_rows
+    length_before = table.length + table.num_counted_rows
+    length_after = length + table.num_counted_rows
     buffers = _position_buffers(model, length_before)
     module.weight = nn.Parameter(longer_weight)
     module.num_embeddings = len(longer_weight)
-    for key in keys:
+    for key in length_keys:
         setattr(config, key, length_after)
     for owner, name, buffer in buffers:
         setattr(owner, name, _longer_buffer(name, buffer, length_after))
@@ -148,8 +154,8 @@ def lengthened_table(model: Any, method: str, length: int) -> Iterator[nn.Module
         yield model
     finally:
         module.weight = weight
-        module.num_embeddings = rows_before
-        for key in keys:
+        module.num_embeddings = num_rows_before
+        for key in length_keys:
             setattr(config, key, max_positions_before)
         for owner, name, buffer in buffers:
             setattr(owner, name, buffer)

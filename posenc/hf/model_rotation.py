@@ -71,13 +71,13 @@ def distinct_frequencies(model: Any) -> dict[str | None, list[tuple[Tensor, floa
     last."""
     rotations: dict[str | None, list[tuple[Tensor, float]]] = {}
     for layer_type, (inv_freq, attention_factor) in _iterate_frequencies(model):
-        of_layer_type = rotations.setdefault(layer_type, [])
+        rotations_of_type = rotations.setdefault(layer_type, [])
         is_known = any(
-            torch.equal(inv_freq, other) and attention_factor == other_factor
-            for other, other_factor in of_layer_type
+            torch.equal(inv_freq, other_inv_freq) and attention_factor == other_factor
+            for other_inv_freq, other_factor in rotations_of_type
         )
         if not is_known:
-            of_layer_type.append((inv_freq, attention_factor))
+            rotations_of_type.append((inv_freq, attention_factor))
     return rotations
 
 
@@ -183,16 +183,16 @@ def rotation_dropped(model: Any, max_positions: int) -> Iterator[nn.Module]:
     """Let no layer rotate inside the block, by the config's no_rope_layers and the modules' own
     switches, with a new maximum length in tokens; restore all after."""
     config = model.config
-    layers = attentions_with_rope_switch(model)
-    config_before = [config.no_rope_layers, config.max_position_embeddings]
-    switches_before = [layer.use_rope for layer in layers]
+    attentions = attentions_with_rope_switch(model)
+    values_before = [config.no_rope_layers, config.max_position_embeddings]
+    switches_before = [attention.use_rope for attention in attentions]
     try:
-        config.no_rope_layers = [0] * len(layers)  # 1 for a layer that rotates
+        config.no_rope_layers = [0] * len(attentions)  # 1 for a layer that rotates
         config.max_position_embeddings = max_positions
-        for layer in layers:
-            layer.use_rope = 0
+        for attention in attentions:
+            attention.use_rope = 0
         yield model
     finally:
-        config.no_rope_layers, config.max_position_embeddings = config_before
-        for layer, use_rope in zip(layers, switches_before, strict=True):
-            layer.use_rope = use_rope
+        config.no_rope_layers, config.max_position_embeddings = values_before
+        for attention, use_rope in zip(attentions, switches_before, strict=True):
+            attention.use_rope = use_rope

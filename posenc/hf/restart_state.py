@@ -25,17 +25,17 @@ def identity_of_run(model: nn.Module, windows: Windows, **settings: Any) -> Iden
     """Return hashes of everything that a search or a tuning depends on: the present weights and
     config of the model, the text and the settings."""
     config: Any = model.config
-    config_keys = {k: v for k, v in config.to_dict().items() if k not in _KEYS_ABOUT_SAVING}
+    config_values = {k: v for k, v in config.to_dict().items() if k not in _KEYS_ABOUT_SAVING}
     weights_hash = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         weights_hash.update(repr((name, tensor.dtype, tensor.shape)).encode())
         weights_hash.update(_tensor_bytes(tensor))
     text_hash = hashlib.sha256(_tensor_bytes(windows.tokens))
     text_hash.update(repr(windows.tokens.shape).encode())
-    text_hash.update(_tensor_bytes(windows.documents))
+    text_hash.update(_tensor_bytes(windows.document_of_token))
     return {
         "weights": weights_hash.hexdigest(),
-        "config": _sha256_of_text(json.dumps(config_keys, sort_keys=True, default=str)),
+        "config": _sha256_of_text(json.dumps(config_values, sort_keys=True, default=str)),
         "text": text_hash.hexdigest(),
         **{name: _sha256_of_text(repr(value)) for name, value in settings.items()},
     }
@@ -59,19 +59,21 @@ def read_sealed(path: Path, identity: Identity) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        sealed = unseal(read_file_text(path))
-        differing = [
-            k for k in sorted({*identity, *sealed["of"]}) if sealed["of"].get(k) != identity.get(k)
+        sealed_content = unseal(read_file_text(path))
+        differing_keys = [
+            k
+            for k in sorted({*identity, *sealed_content["of"]})
+            if sealed_content["of"].get(k) != identity.get(k)
         ]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         discard_damaged_state(path, error)
         return None
-    if differing:
+    if differing_keys:
         raise ValueError(
-            f"{path} was made with other {', '.join(differing)}. Delete it, or give another "
+            f"{path} was made with other {', '.join(differing_keys)}. Delete it, or give another "
             "--state."
         )
-    return sealed["content"]
+    return sealed_content["content"]
 
 
 def discard_damaged_state(path: Path, error: BaseException) -> None:

@@ -54,8 +54,8 @@ class RopeSetting:
         """Return YaRN's factor of cos and sin as transformers computes it: from `factor` and, if
         both are given, from mscale and mscale_all_dim."""
         if self.mscale and self.mscale_all_dim:
-            all_dim = yarn_attention_factor(factor, self.mscale_all_dim)
-            return yarn_attention_factor(factor, self.mscale) / all_dim
+            all_dim_factor = yarn_attention_factor(factor, self.mscale_all_dim)
+            return yarn_attention_factor(factor, self.mscale) / all_dim_factor
         return yarn_attention_factor(factor)
 
     @property
@@ -89,9 +89,9 @@ def head_dim_of(config: Any, layer_type: str | None = None) -> int:
     num_attention_heads.
     """
     layer_types = getattr(config, "layer_types", None) or ()
-    per_layer = getattr(config, "per_layer_config", None)
-    if per_layer and layer_type in layer_types:
-        config = per_layer[layer_types.index(layer_type)]
+    layer_configs = getattr(config, "per_layer_config", None)
+    if layer_configs and layer_type in layer_types:
+        config = layer_configs[layer_types.index(layer_type)]
     elif layer_type == "full_attention" and (head_dim := getattr(config, "global_head_dim", None)):
         return head_dim  # early transformers 5 has no per_layer_config
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -106,10 +106,11 @@ def read_settings(config: Any) -> tuple[RopeSetting, ...]:
     parameters = getattr(config, "rope_parameters", None)
     if not parameters:
         return ()
-    nested = {key: value for key, value in parameters.items() if isinstance(value, dict)}
-    by_layer_type = nested or {None: parameters}
+    nested_parameters = {key: value for key, value in parameters.items() if isinstance(value, dict)}
+    by_layer_type = nested_parameters or {None: parameters}
     return tuple(
-        _read_layer_setting(layer_type, p, config) for layer_type, p in by_layer_type.items()
+        _read_layer_setting(layer_type, parameters_of_type, config)
+        for layer_type, parameters_of_type in by_layer_type.items()
     )
 
 
@@ -179,10 +180,10 @@ def _original_length(parameters: dict[str, Any], config: Any) -> int | None:
 
 
 def _yarn_setting(
-    setting: RopeSetting, parameters: dict[str, Any], config: Any, maximum: int
+    setting: RopeSetting, parameters: dict[str, Any], config: Any, max_positions: int
 ) -> RopeSetting:
     """Return `setting`, which has no scaling yet, with YaRN's scaling and temperatures added.
-    maximum: the config's longest length in tokens."""
+    max_positions: the config's longest length in tokens."""
     setting = replace(
         setting,
         mscale=parameters.get("mscale"),
@@ -194,7 +195,7 @@ def _yarn_setting(
     # transformers 5 looks for it outside of the layer types
     truncate = config.rope_parameters.get("truncate", True)
     parameters = {**parameters, "truncate": True if truncate is None else truncate}
-    scaling = scaling_of(parameters, setting.original_length, maximum, attention_factor)
+    scaling = scaling_of(parameters, setting.original_length, max_positions, attention_factor)
     return replace(setting, scaling=scaling)
 
 
@@ -204,16 +205,20 @@ def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions
     parameters_before = config.rope_parameters
     new_parameters = {}
     for setting in settings:
-        keys_before = (
+        layer_parameters_before = (
             parameters_before[setting.layer_type] if setting.layer_type else parameters_before
         )
-        is_proportional = keys_before["rope_type"] == "proportional"
+        is_proportional = layer_parameters_before["rope_type"] == "proportional"
         head_dim = head_dim_of(config, setting.layer_type)
-        sections = {key: keys_before[key] for key in MROPE_KEYS if key in keys_before}
+        mrope_parameters = {
+            key: layer_parameters_before[key]
+            for key in MROPE_KEYS
+            if key in layer_parameters_before
+        }
         parameters = rope_parameters(
             setting, head_dim, only_longrope, is_proportional=is_proportional
         )
-        new_parameters[setting.layer_type] = {**parameters, **sections}
+        new_parameters[setting.layer_type] = {**parameters, **mrope_parameters}
     if None in new_parameters and "partial_rotary_factor" in parameters_before:
         # Phi-3 needs the key even if all channels are rotated.
         rotated_fraction = settings[0].rotary_dim / head_dim_of(config)
@@ -243,13 +248,13 @@ def rope_parameters(
 
     Raises: ValueError if no type can express the setting.
     """
-    common: dict[str, Any] = {"rope_theta": setting.rope_theta}
+    common_parameters: dict[str, Any] = {"rope_theta": setting.rope_theta}
     if setting.rotary_dim != head_dim:
-        common["partial_rotary_factor"] = setting.rotary_dim / head_dim
-    return {**common, **_scaling_keys(setting, only_longrope, is_proportional)}
+        common_parameters["partial_rotary_factor"] = setting.rotary_dim / head_dim
+    return {**common_parameters, **_scaling_parameters(setting, only_longrope, is_proportional)}
 
 
-def _scaling_keys(
+def _scaling_parameters(
     setting: RopeSetting, only_longrope: bool, is_proportional: bool
 ) -> dict[str, Any]:
     """Return the rope type and the keys that belong to it: rope_parameters without the fraction of
@@ -259,7 +264,7 @@ def _scaling_keys(
 
     # Every family has the types longrope and default.
     if isinstance(scaling, LongRoPE):
-        return _longrope_keys(setting, scaling)
+        return _longrope_parameters(setting, scaling)
     if scaling is None and not is_compressed:
         return {"rope_type": "default"}
     if isinstance(scaling, NTK) and not is_compressed:
@@ -275,28 +280,28 @@ def _scaling_keys(
         return {"rope_type": "linear", "factor": scaling.factor * setting.compression}
     if is_compressed:  # no rope type has the rest on top of a linear scaling
         return _fixed_frequencies_as_longrope(setting)
-    return _stock_type_keys(setting, is_proportional)
+    return _stock_type_parameters(setting, is_proportional)
 
 
-def _longrope_keys(setting: RopeSetting, scaling: LongRoPE) -> dict[str, Any]:
+def _longrope_parameters(setting: RopeSetting, scaling: LongRoPE) -> dict[str, Any]:
     """Return the keys of LongRoPE, which divides frequencies by a factor for each pair."""
-    keys = _type_and_keys(setting, scaling)
+    parameters = _type_and_parameters(setting, scaling)
     for name in ("short_factor", "long_factor"):
-        keys[name] = [factor * setting.compression for factor in keys[name]]
-    return keys
+        parameters[name] = [factor * setting.compression for factor in parameters[name]]
+    return parameters
 
 
-def _type_and_keys(setting: RopeSetting, scaling: Scaling) -> dict[str, Any]:
+def _type_and_parameters(setting: RopeSetting, scaling: Scaling) -> dict[str, Any]:
     """Return the rotary keys of a scaling for which transformers has a type: rope_type,
     original_max_position_embeddings if the type has it, and the parameters of the scaling."""
     assert scaling.rope_type is not None
-    keys: dict[str, Any] = {"rope_type": scaling.rope_type.name}
+    parameters: dict[str, Any] = {"rope_type": scaling.rope_type.name}
     if scaling.rope_type.has_original_length:
-        keys["original_max_position_embeddings"] = setting.original_length
-    return {**keys, **scaling.rope_parameters(setting.rotary_dim)}
+        parameters["original_max_position_embeddings"] = setting.original_length
+    return {**parameters, **scaling.rope_parameters(setting.rotary_dim)}
 
 
-def _stock_type_keys(setting: RopeSetting, is_proportional: bool) -> dict[str, Any]:
+def _stock_type_parameters(setting: RopeSetting, is_proportional: bool) -> dict[str, Any]:
     """Return the keys of the type that transformers has for this scaling, or longrope's.
 
     is_proportional: whether the type may be proportional, see `rope_parameters`.
@@ -305,14 +310,14 @@ def _stock_type_keys(setting: RopeSetting, is_proportional: bool) -> dict[str, A
     assert scaling is not None
     if scaling.rope_type is None or (isinstance(scaling, Proportional) and not is_proportional):
         return _fixed_frequencies_as_longrope(setting)
-    keys = _type_and_keys(setting, scaling)
+    parameters = _type_and_parameters(setting, scaling)
     if isinstance(scaling, YaRN):
-        del keys["attention_factor"]
-        keys.update(_temperature_keys(setting, scaling.factor))
-    return keys
+        del parameters["attention_factor"]
+        parameters.update(_temperature_parameters(setting, scaling.factor))
+    return parameters
 
 
-def _temperature_keys(setting: RopeSetting, factor: float) -> dict[str, float]:
+def _temperature_parameters(setting: RopeSetting, factor: float) -> dict[str, float]:
     """Return the keys of YaRN's temperature: attention_factor and, if the model has them, mscale
     and mscale_all_dim.
 

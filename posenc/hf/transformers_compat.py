@@ -40,9 +40,11 @@ def cache_argument_name(model: nn.Module) -> str | None:
 def arguments_for_next_step(model: nn.Module, out: Any) -> dict[str, Any]:
     """Return the arguments with which the model's next forward goes on from the cache in its output
     `out`. Empty if there is none, or the forward takes none."""
-    name = cache_argument_name(model)
+    argument_name = cache_argument_name(model)
     cache = find_cache(out.values())
-    return {} if name is None or cache is None else {name: cache, "use_cache": True}
+    return (
+        {} if argument_name is None or cache is None else {argument_name: cache, "use_cache": True}
+    )
 
 
 def counts_chunks_per_text() -> bool:
@@ -59,15 +61,15 @@ def static_cache_argument(model: Any, length: int, source_length: int = 0) -> di
     read."""
     from transformers import EncoderDecoderCache, StaticCache
 
-    name = cache_argument_name(model)
-    if name is None or not getattr(model, "_can_compile_fullgraph", False):
+    argument_name = cache_argument_name(model)
+    if argument_name is None or not getattr(model, "_can_compile_fullgraph", False):
         return {}
     config = model.config.get_text_config(decoder=True)
     cache = StaticCache(config=config, max_cache_len=length)
     if model.config.is_encoder_decoder:
         source_cache = StaticCache(config=config, max_cache_len=source_length)
         cache = EncoderDecoderCache(cache, source_cache)
-    return {name: cache}
+    return {argument_name: cache}
 
 
 def cache_update_options(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -77,8 +79,8 @@ def cache_update_options(arguments: dict[str, Any]) -> dict[str, Any]:
     Args:
         arguments: arguments of the attention that updates the cache.
     """
-    index = arguments.get("cache_position")
-    return {} if index is None else {"cache_kwargs": {"cache_position": index}}
+    cache_position = arguments.get("cache_position")
+    return {} if cache_position is None else {"cache_kwargs": {"cache_position": cache_position}}
 
 
 def query_count_and_offset(request: dict[str, Any]) -> tuple[int, Any]:

@@ -86,8 +86,8 @@ class TuneConfig:
         over `warmup` steps, then constant, then a fall to zero over the second half."""
         return min(1.0, (step + 1) / self.warmup, (self.steps - step) / (0.5 * self.steps))
 
-    def rate(self, parameters: int) -> float:
+    def rate(self, num_parameters: int) -> float:
         """Return the peak learning rate for a model with this many parameters."""
         if self.lr is not None:
             return self.lr
-        return min(1e-3, 2e-5 * math.sqrt(max(1.0, 1e9 / parameters)))
+        return min(1e-3, 2e-5 * math.sqrt(max(1.0, 1e9 / num_parameters)))

@@ -35,11 +35,11 @@ SAVE_EVERY = 50
 """Steps between two saved states; chosen, not derived."""
 STEP_SEED_STRIDE = 1_000_003
 """Distance between the seeds of two runs, above any number of steps: no two share a step's seed."""
-Trainable = dict[str, nn.Parameter]
+TrainableParameters = dict[str, nn.Parameter]
 """The weights that are tuned, by name."""
 TUNING_STATE_FILE = "tune.json"
 TUNING_TENSORS_FILE = "tune-{step}.safetensors"
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+ADAMW_STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's state of each weight."""
 
 
@@ -50,7 +50,7 @@ def tune(
     config: TuneConfig,
     folder: Path,
     progress: Callable[[str, float], None],
-    mask_token: int | None = None,
+    mask_token_id: int | None = None,
     teacher: Any = None,
     keep_adapter: Callable[[], None] = lambda: None,
 ) -> list[float]:
@@ -63,8 +63,8 @@ def tune(
         config: how to train.
         folder: for the state of restarts.
         progress: called with what is done and the fraction of it that is done.
-        mask_token: id of the token that hides tokens, if masked tokens are to be predicted; None to
-            predict the next token.
+        mask_token_id: id of the token that hides tokens, if masked tokens are to be predicted;
+            None to predict the next token.
         teacher: the original model, if its predictions are to be learned; None to learn only
             from the text.
         keep_adapter: called before adapters are merged into the weights, to save them.
@@ -82,7 +82,7 @@ def tune(
         windows,
         tuning=config,
         trained=train_length,
-        mask_token=mask_token,
+        mask_token=mask_token_id,
         teacher=teacher_rotation,
     )
     num_parameters = sum(p.numel() for p in model.parameters())
@@ -92,23 +92,25 @@ def tune(
         add_lora(model, rank, alpha, only_adapters=config.adapter)
     if config.recompute:
         _set_gradient_checkpointing(model, True)
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    optimizer = torch.optim.AdamW(trainable.values(), betas=(0.9, 0.95), weight_decay=0.0)
-    losses = restore_tuning(folder, run_identity, trainable, optimizer)
+    trainable_parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.AdamW(
+        trainable_parameters.values(), betas=(0.9, 0.95), weight_decay=0.0
+    )
+    losses = restore_tuning(folder, run_identity, trainable_parameters, optimizer)
     model.train()
     for step in range(len(losses), config.steps):
         # Dropout, too, depends on the step only, so that a restart drops the same numbers.
         torch.manual_seed(config.seed * STEP_SEED_STRIDE + step)
         _set_learning_rate(optimizer, config.rate(num_parameters) * config.schedule(step))
         tokens = step_tokens(windows, train_length, config, step)
-        if mask_token is None:
+        if mask_token_id is None:
             loss = next_token_loss(model, tokens, train_length, teacher)
         else:
-            loss = masked_token_loss(model, tokens, mask_token)
-        _take_optimizer_step(loss, trainable, optimizer, step)
+            loss = masked_token_loss(model, tokens, mask_token_id)
+        _take_optimizer_step(loss, trainable_parameters, optimizer, step)
         losses.append(loss.item())
         if (step + 1) % SAVE_EVERY == 0 or step + 1 == config.steps:
-            save_tuning(folder, run_identity, trainable, optimizer, losses)
+            save_tuning(folder, run_identity, trainable_parameters, optimizer, losses)
         progress(f"tuning, loss {losses[-1]:.3f}", (step + 1) / config.steps)
     _finish_tuning(model, config, keep_adapter)
     return losses
@@ -121,14 +123,17 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def _take_optimizer_step(
-    loss: Tensor, trainable: Trainable, optimizer: torch.optim.Optimizer, step: int
+    loss: Tensor,
+    trainable_parameters: TrainableParameters,
+    optimizer: torch.optim.Optimizer,
+    step: int,
 ) -> None:
     """Change the weights by one step down the gradient of the loss.
 
     Raises: RunFailed, before any weight changes, if the loss or the gradient is not finite.
     """
     loss.backward()
-    gradient_norm = nn.utils.clip_grad_norm_(trainable.values(), 1.0)
+    gradient_norm = nn.utils.clip_grad_norm_(trainable_parameters.values(), 1.0)
     if not (math.isfinite(loss.item()) and math.isfinite(gradient_norm.item())):
         raise RunFailed(
             f"tuning: the loss is {loss.item()}, its gradient {gradient_norm.item()} long at step "
@@ -150,15 +155,15 @@ def _finish_tuning(model: Any, config: TuneConfig, keep_adapter: Callable[[], No
         merge_lora(model)
 
 
-def _set_gradient_checkpointing(model: Any, on: bool) -> None:
+def _set_gradient_checkpointing(model: Any, is_on: bool) -> None:
     """Turn transformers' gradient checkpointing on or off."""
     if not model.supports_gradient_checkpointing:
         raise ValueError(f"--recompute: {type(model).__name__} has no such code in transformers.")
     # The older name warns where there is the newer one.
     has_newer_name = hasattr(model, "activation_checkpointing_enable")
     name_prefix = "activation" if has_newer_name else "gradient"
-    getattr(model, f"{name_prefix}_checkpointing_{'enable' if on else 'disable'}")()
-    if not on:
+    getattr(model, f"{name_prefix}_checkpointing_{'enable' if is_on else 'disable'}")()
+    if not is_on:
         model.disable_input_require_grads()  # which the other call let embeddings have
 
 
@@ -166,8 +171,8 @@ def step_tokens(windows: Windows, train_length: int, config: TuneConfig, step: i
     """Return the tokens of one step, (rows, length), which depend on the seed and the step only.
     With probability `short_share` the windows are cut into rows of the training length."""
     generator = torch.Generator().manual_seed(config.seed * STEP_SEED_STRIDE + step)
-    rows = torch.randint(0, len(windows), (config.batch,), generator=generator)
-    tokens = windows.tokens[rows]
+    window_indices = torch.randint(0, len(windows), (config.batch,), generator=generator)
+    tokens = windows.tokens[window_indices]
     if float(torch.rand((), generator=generator)) < config.short_share:
         num_pieces = tokens.shape[1] // train_length
         tokens = tokens[:, : num_pieces * train_length].reshape(-1, train_length)
@@ -195,8 +200,8 @@ def next_token_loss(model: Any, tokens: Tensor, train_length: int, teacher: Any)
     return (loss_from_teacher + loss_from_text) / tokens[:, 1:].numel()
 
 
-def masked_token_loss(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
-    """Return the mean loss in nats of the tokens that are replaced by `mask_token`: about
+def masked_token_loss(model: Any, tokens: Tensor, mask_token_id: int) -> Tensor:
+    """Return the mean loss in nats of the tokens that are replaced by `mask_token_id`: about
     MASKED_SHARE of them, and at least one.
 
     tokens: (rows, length). They determine which ones are replaced, so that a restart masks the
@@ -206,7 +211,7 @@ def masked_token_loss(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
     draws = torch.rand(tokens.shape, generator=generator)
     # Of a few tokens none may be drawn, and the mean over none is NaN: the smallest is masked.
     is_masked = (draws < MASKED_SHARE) | (draws == draws.min())
-    logits = model(tokens.masked_fill(is_masked, mask_token).to(model.device)).logits
+    logits = model(tokens.masked_fill(is_masked, mask_token_id).to(model.device)).logits
     return F.cross_entropy(
         logits[is_masked.to(logits.device)].float(), tokens[is_masked].to(logits.device)
     )
@@ -215,7 +220,7 @@ def masked_token_loss(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
 def save_tuning(
     folder: Path,
     run_identity: Identity,
-    trainable: Trainable,
+    trainable_parameters: TrainableParameters,
     optimizer: torch.optim.Optimizer,
     losses: list[float],
 ) -> None:
@@ -225,15 +230,15 @@ def save_tuning(
     run_identity: hashes of everything that the tuning depends on, as `identity_of_run` returns
     them. They are saved, too, so that no other tuning starts from this state.
     """
-    tensors: dict[str, Tensor] = {f"weight/{name}": p for name, p in trainable.items()}
-    for name, p in trainable.items():
-        tensors |= {f"{key}/{name}": optimizer.state[p][key] for key in MOMENTS}
-    content = save({name: t.detach().contiguous().clone() for name, t in tensors.items()})
+    tensors: dict[str, Tensor] = {f"weight/{name}": p for name, p in trainable_parameters.items()}
+    for name, p in trainable_parameters.items():
+        tensors |= {f"{key}/{name}": optimizer.state[p][key] for key in ADAMW_STATE_KEYS}
+    tensor_bytes = save({name: t.detach().contiguous().clone() for name, t in tensors.items()})
     path = folder / TUNING_TENSORS_FILE.format(step=len(losses))
     make_subfolder(folder)
-    write_atomically(path, content)
+    write_atomically(path, tensor_bytes)
     # The JSON is replaced last, so that it never names tensors that are not there.
-    record = {"losses": losses, "tensors": path.name, "tensors_sha256": sha256(content)}
+    record = {"losses": losses, "tensors": path.name, "tensors_sha256": sha256(tensor_bytes)}
     write_sealed(folder / TUNING_STATE_FILE, run_identity, record)
     for old_file in folder.glob(TUNING_TENSORS_FILE.format(step="*")):
         if old_file != path:
@@ -241,7 +246,10 @@ def save_tuning(
 
 
 def restore_tuning(
-    folder: Path, run_identity: Identity, trainable: Trainable, optimizer: torch.optim.Optimizer
+    folder: Path,
+    run_identity: Identity,
+    trainable_parameters: TrainableParameters,
+    optimizer: torch.optim.Optimizer,
 ) -> list[float]:
     """Load a saved state into the weights and the optimizer, and return the losses of its steps; []
     if there is no complete state.
@@ -254,17 +262,17 @@ def restore_tuning(
     if record is None:
         return []
     try:
-        content = read_file_bytes(path_in_folder(folder, record["tensors"]), None)
-        if sha256(content) != record["tensors_sha256"]:
+        tensor_bytes = read_file_bytes(path_in_folder(folder, record["tensors"]), None)
+        if sha256(tensor_bytes) != record["tensors_sha256"]:
             raise ValueError(f"{record['tensors']} is not what was written")
-        tensors = load(content)
+        tensors = load(tensor_bytes)
     except (OSError, ValueError, SafetensorError) as error:
         discard_damaged_state(folder / TUNING_STATE_FILE, error)
         return []
     with torch.no_grad():
-        for name, p in trainable.items():
+        for name, p in trainable_parameters.items():
             p.copy_(tensors[f"weight/{name}"])
-            moments = {key: tensors[f"{key}/{name}"] for key in MOMENTS}
+            moments = {key: tensors[f"{key}/{name}"] for key in ADAMW_STATE_KEYS}
             # AdamW keeps its count of steps on the CPU.
             optimizer.state[p] = {
                 key: moment if key == "step" else moment.to(p.device)
@@ -331,13 +339,13 @@ def add_lora(
     Returns: the number of trainable parameters, each of their elements counted.
     Raises: ValueError if no projection is found; the model is then unchanged.
     """
-    layers = list(projections(model))
-    if not layers:
+    paths_and_layers = list(projections(model))
+    if not paths_and_layers:
         raise ValueError("LoRA: found no projections of attention; tune the full model instead.")
     for name, parameter in model.named_parameters():
         stays_trainable = "embed" in name or "norm" in name.lower()
         parameter.requires_grad_(stays_trainable and not only_adapters)
-    for path, child in layers:
+    for path, child in paths_and_layers:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, LoRALinear(child, rank, alpha))
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -364,11 +372,11 @@ def merge_lora(model: nn.Module) -> None:
     model.requires_grad_(True)
 
 
-def save_adapter(model: Any, folder: Path, base: Path) -> None:
+def save_adapter(model: Any, folder: Path, base_folder: Path) -> None:
     """Write the adapters of the model to `folder` in the format of peft.
 
-    model: one after `add_lora`, before `merge_lora`. base: the folder of the weights that the
-    adapters are to be added to.
+    model: one after `add_lora`, before `merge_lora`. base_folder: the folder of the weights that
+    the adapters are to be added to.
     """
     adapters = {n: m for n, m in model.named_modules() if isinstance(m, LoRALinear)}
     tensors = {}
@@ -386,7 +394,7 @@ def save_adapter(model: Any, folder: Path, base: Path) -> None:
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": first_adapter.transposed,
-        "base_model_name_or_path": str(base),
+        "base_model_name_or_path": str(base_folder),
         "inference_mode": True,
     }
     make_subfolder(folder)

@@ -26,7 +26,7 @@ from posenc.testing.harness import encoding_of_first_layer
 if TYPE_CHECKING:
     from posenc.inspect.checkpoint.measurements import CheckpointSheet, Request
 
-_ADVICE = "Take fewer --heads, or a smaller --head-dim."
+_MEMORY_ADVICE = "Take fewer --heads, or a smaller --head-dim."
 
 
 @explain_misfits
@@ -119,28 +119,32 @@ def inspect_encodings(
     compare: bool,
     as_json: bool,
     out: Path | None,
-    figures: Path | None = None,
+    figures_folder: Path | None = None,
 ) -> None:
     """Measure encodings, print their report, and write its page to `out` and its figures into
-    `figures`.
+    `figures_folder`.
 
     compare: put the encodings into shared tables. as_json: print JSON instead, and write a page
     only if `out` names one; otherwise None means runs/inspect.html.
     """
-    path = out or (None if as_json else Path("runs/inspect.html"))
-    has_figures = path is not None or figures is not None
+    page_path = out or (None if as_json else Path("runs/inspect.html"))
+    has_figures = page_path is not None or figures_folder is not None
     if has_figures:
         require_package("matplotlib", "the page")
-    prepare_page_and_figures(figures, path)
+    prepare_page_and_figures(figures_folder, page_path)
     sheets = measure_all(names, shape, replace_status_line)
     command = shlex.join(["posenc", *sys.argv[1:]])
     replace_status_line("")
     report = _report_of_encodings(sheets, command, compare=compare, has_figures=has_figures)
-    _print_and_write(report, as_json, path, figures)
+    _print_and_write(report, as_json, page_path, figures_folder)
 
 
 def inspect_checkpoint(
-    request: "Request", as_json: bool, out: Path | None, command: str, figures: Path | None = None
+    request: "Request",
+    as_json: bool,
+    out: Path | None,
+    command: str,
+    figures_folder: Path | None = None,
 ) -> None:
     """Measure a checkpoint, print its report, and write its page and its figures.
 
@@ -148,20 +152,20 @@ def inspect_checkpoint(
     as_json: print JSON instead of the report.
     out: file of the page. None: runs/inspect.html, or with as_json no page.
     command: the command line that repeats the report, which is shown in it.
-    figures: folder for the figures; None writes none.
+    figures_folder: folder for the figures; None writes none.
     """
-    path = out or (None if as_json else Path("runs/inspect.html"))
-    has_figures = path is not None or figures is not None
+    page_path = out or (None if as_json else Path("runs/inspect.html"))
+    has_figures = page_path is not None or figures_folder is not None
     importlib.import_module("transformers")  # if it is missing, no folder is made
     if has_figures:
         require_package("matplotlib", "the page")
-    prepare_page_and_figures(figures, path)
+    prepare_page_and_figures(figures_folder, page_path)
     from posenc.inspect.checkpoint.measurements import measure_checkpoint
 
     sheet = measure_checkpoint(request, replace_status_line)
     replace_status_line("")
     report = _report_of_checkpoint(sheet, command, request.layers, has_figures=has_figures)
-    _print_and_write(report, as_json, path, figures)
+    _print_and_write(report, as_json, page_path, figures_folder)
 
 
 def measure_all(
@@ -181,7 +185,7 @@ def measure_all(
                 decay_bytes(encoding_of_first_layer(encoding), shape), _bytes_of_timed_layers(shape)
             )
             check_memory_or_disk(
-                f"inspect encoding: tensors of {name}", needed_bytes, memory_bytes(), _ADVICE
+                f"inspect encoding: tensors of {name}", needed_bytes, memory_bytes(), _MEMORY_ADVICE
             )
     # Two ways to write one encoding are measured once; a user's label is kept.
     unique_names = list(dict.fromkeys(n if s.label else str(s) for n, s in specs.items()))
@@ -232,25 +236,25 @@ def _report_of_checkpoint(
 
 
 def _print_and_write(
-    report: Report, as_json: bool, path: Path | None, figures: Path | None
+    report: Report, as_json: bool, page_path: Path | None, figures_folder: Path | None
 ) -> None:
-    """Print the report; write its page to `path` and its figures into `figures`, each unless it is
-    None, and print on stderr where they are."""
+    """Print the report; write its page to `page_path` and its figures into `figures_folder`, each
+    unless it is None, and print on stderr where they are."""
     print_report(report, as_json)
-    if path is not None or figures is not None:
+    if page_path is not None or figures_folder is not None:
         from posenc.report.figure_files import write_and_announce
         from posenc.report.html_page import page_of
 
-        write_and_announce(page_of(report), path, figures)
+        write_and_announce(page_of(report), page_path, figures_folder)
 
 
 def _write_with_warnings(
-    report: Report, out: str | Path | None, figures: str | Path | None
+    report: Report, page_path: str | Path | None, figures_folder: str | Path | None
 ) -> None:
-    """Write the page of a report to `out` and its figures into `figures`, each unless it is None;
-    warn with notes on the figures, such as letters that no font has."""
+    """Write the page of a report to `page_path` and its figures into `figures_folder`, each unless
+    it is None; warn with notes on the figures, such as letters that no font has."""
     from posenc.report.figure_files import write_page
     from posenc.report.html_page import page_of
 
-    for line in write_page(page_of(report), out, figures):
-        warnings.warn(line, stacklevel=3)
+    for note in write_page(page_of(report), page_path, figures_folder):
+        warnings.warn(note, stacklevel=3)

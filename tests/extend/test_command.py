@@ -115,17 +115,17 @@ def test_a_few_long_documents_are_cut_and_shared_out():
 def test_windows_come_from_as_many_documents_as_possible():
     texts = [f"{i} " * 4000 for i in range(8)]
     windows = samples.sample_windows(lambda said: list(said.encode()), texts, 64, 16)
-    assert windows.tokens.shape == (16, 64) and windows.documents.unique().tolist() == list(
+    assert windows.tokens.shape == (16, 64) and windows.document_of_token.unique().tolist() == list(
         range(8)
     )
     short = samples.sample_windows(lambda said: list(said.encode()), ["ab" * 40] * 3, 64, 16)
-    assert short.documents.unique().tolist() == [0, 1, 2]
+    assert short.document_of_token.unique().tolist() == [0, 1, 2]
 
 
 def test_a_window_reads_each_token_with_the_last_few_before_it(tmp_path):
     model = load_checkpoint(save("llama", tmp_path / "llama")).model
     tokens = torch.randint(0, 256, (2, 41), generator=torch.Generator().manual_seed(0))
-    got = LossReader(model, window=16).losses(tokens)
+    got = LossReader(model, window_length=16).losses(tokens)
     assert got.shape == tokens.shape
     for at in range(1, 41):
         # Of 16 tokens the newest four are scored, but for the first window and the last token.

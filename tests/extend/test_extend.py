@@ -353,7 +353,7 @@ def test_losses_by_position_equal_a_plain_loop(llama, windows):
                 edge = min(e for e in measured.edges[1:] if at < e)
                 sums[edge] -= float(logs[at - 1, row[at]])
     for low, high, got in zip(
-        measured.edges, measured.edges[1:], measured.by_position, strict=False
+        measured.edges, measured.edges[1:], measured.loss_by_position, strict=False
     ):
         tokens = len(windows) * (high - max(low, 1))
         assert got.tokens == tokens
@@ -384,10 +384,10 @@ def test_a_passkey_stands_at_its_depth_and_is_asked_for_at_the_end():
 
 def test_passkeys_are_not_asked_where_they_do_not_fit(llama, windows):
     reader = LossReader(load_checkpoint(llama).model)
-    grid = PasskeyGrid((16, 20, 21), depths=(0.5,), trials=1)
+    grid = PasskeyGrid((16, 20, 21), depths=(0.5,), num_trials=1)
     found = grid.accuracies(reader, windows, lambda what, share: None)
     assert list(found) == [(21, 0.5)]
-    few = Windows(windows.tokens % 9, windows.documents)
+    few = Windows(windows.tokens % 9, windows.document_of_token)
     assert grid.accuracies(reader, few, lambda what, share: None) == {}
 
 
@@ -459,7 +459,7 @@ def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path
     assert new.length == TARGET
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config.get("n_ctx", TARGET) == TARGET  # llama.cpp's converter reads it
-    kept = old.offset_rows + (LENGTH if method != "interpolate" else 1)
+    kept = old.num_offset_rows + (LENGTH if method != "interpolate" else 1)
     torch.testing.assert_close(new.module.weight[:kept], old.module.weight[:kept])
     base = outcome.measured["none"][1]
     assert math.isnan(base.mean_beyond(LENGTH))  # the table has no rows there
@@ -535,7 +535,7 @@ def test_masked_models_are_scored_by_hidden_tokens_and_exported(family, tmp_path
     outcome = hf.extend(folder, TARGET, DOCUMENTS, method="tile", out=out, options=QUICK)
     assert outcome.proof is not None
     assert outcome.proof.logits_error < 1e-5
-    tokens = sum(e.tokens for e in outcome.measured["tile"][1].by_position)
+    tokens = sum(e.tokens for e in outcome.measured["tile"][1].loss_by_position)
     assert tokens == pytest.approx(0.15 * TARGET, rel=0.4)  # one window
     assert load_checkpoint(out).trained_length == TARGET
     tuned = dataclasses.replace(QUICK, tune=TuneConfig(3, batch=2))
@@ -549,7 +549,7 @@ def test_masked_models_are_scored_by_hidden_tokens_and_exported(family, tmp_path
 def test_token_ids_are_read_as_they_are(llama):
     documents = [" ".join(str(i % 257) for i in range(400)), "1 2 3"]
     measured = hf.evaluate(llama, documents, TARGET, options=QUICK, as_ids=True)
-    assert sum(e.tokens for e in measured.by_position) == 2 * (TARGET - 1)
+    assert sum(e.tokens for e in measured.loss_by_position) == 2 * (TARGET - 1)
     with pytest.raises(ValueError, match=r"0 \.\. 256, got 1 \.\. 257"):
         hf.evaluate(llama, ["1 257 " * 400], TARGET, as_ids=True)
     with pytest.raises(ValueError, match="whole numbers between spaces"):
@@ -560,9 +560,9 @@ def test_evaluate_measures_a_folder_as_it_is(llama):
     options = dataclasses.replace(QUICK, task=None, task_trials=1)
     measured = hf.evaluate(llama, DOCUMENTS, TARGET, options=options)
     assert measured.edges[-1] == TARGET
-    assert set(measured.by_context) == {TARGET, 128}
-    assert {length for length, _ in measured.passkey} == {LENGTH, 128, TARGET}
-    assert len(measured.entropy) == len(measured.edges) - 1
+    assert set(measured.loss_by_context) == {TARGET, 128}
+    assert {length for length, _ in measured.passkey_shares} == {LENGTH, 128, TARGET}
+    assert len(measured.entropy_by_bucket) == len(measured.edges) - 1
 
 
 def test_applied_settings_are_undone_after_an_error(llama):

@@ -134,7 +134,7 @@ def test_the_terminal_says_which_methods_stock_tools_load():
     given = {
         "dynamic": {"cache_safe": False},
         "self-extend": {"needs_special_runtime": True},
-        "window": {"window": TRAINED},
+        "window": {"window_length": TRAINED},
     }
     for name, facts in given.items():
         variant = Variant(name, f"summary of {name}", nullcontext, (), **facts)  # type: ignore[arg-type]

@@ -334,7 +334,9 @@ def test_heads_of_two_sizes_are_inspected_and_exported(tmp_path):
     folder, out = save(family, tmp_path / family, **options), tmp_path / "out"
     ids = " ".join(map(str, range(20, 40)))
     asked = Request(folder, ids, ("25", "31"), as_ids=True)
-    rotations = [kind for kind in measure_checkpoint(asked).positions if isinstance(kind, Rotation)]
+    rotations = [
+        kind for kind in measure_checkpoint(asked).position_sources if isinstance(kind, Rotation)
+    ]
     assert {kind.head_dim for kind in rotations} == {8, 16}
     outcome = hf.extend(
         folder, TARGET, DOCUMENTS, method="linear", out=out, as_ids=True, options=QUICK
@@ -480,7 +482,7 @@ def test_a_model_that_is_built_with_its_images_is_inspected_and_not_extended(fam
     config = transformers.AutoConfig.for_model(family, text_config=text, vision_config=sizes)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     sheet = measure_checkpoint(Request(tmp_path, " ".join(map(str, range(5, 25))), as_ids=True))
-    assert all(isinstance(kind, Rotation) for kind in sheet.positions)
+    assert all(isinstance(kind, Rotation) for kind in sheet.position_sources)
     assert sheet.structure.layers == 6
     with pytest.raises(ValueError, match=f"{family}_text\\) by itself and extend that"):
         hf.extend(tmp_path, TARGET, DOCUMENTS, as_ids=True, options=QUICK)

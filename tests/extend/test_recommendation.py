@@ -101,7 +101,9 @@ NONE, METHOD, WINDOWED = (2.0, 2, 9, 9), (2.1, 2.1, 3, 3), (2.0, 2, 2.5, 2.5)
 )
 def test_the_first_sentence_says_what_to_do(count, window, tuned, name, said):
     variants = {n: Variant(n, "", lambda: None) for n in ("none", "ntk")}  # type: ignore[arg-type]
-    variants["window"] = Variant("window", "", lambda: None, needs_special_runtime=True, window=2)  # type: ignore[arg-type]
+    variants["window"] = Variant(
+        "window", "", lambda: None, needs_special_runtime=True, window_length=2
+    )  # type: ignore[arg-type]
     losses = {"none": NONE, "ntk": METHOD, "window": window}
     measured = {n: (variants[n], read(count, *losses[n])) for n in losses}
     documents = np.arange(count)[:, None].repeat(4, 1)
@@ -168,7 +170,7 @@ def test_a_table_that_ends_is_compared_with_the_window():
     cannot = Evaluation(
         (0, 2, 4), (Estimate(2, 2, 2, 2), Estimate(math.nan, math.nan, math.nan, 0))
     )
-    window = Variant("window", "", lambda: None, needs_special_runtime=True, window=2)  # type: ignore[arg-type]
+    window = Variant("window", "", lambda: None, needs_special_runtime=True, window_length=2)  # type: ignore[arg-type]
     measured = {
         "none": (Variant("none", "", lambda: None), cannot),  # type: ignore[arg-type]
         "tile": (Variant("tile", "", lambda: None), read(8, 2, 2, 2.7, 2.7)),  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import pytest
 from posenc.extend import extension
 from posenc.extend.options import DEFAULTS
 from posenc.extend.refusals import check_before_loading
-from posenc.hf.checkpoint.tokenization import mask_token_id
+from posenc.hf.checkpoint.tokenization import require_mask_token_id
 from tests.hf_models import LENGTH, save
 
 TARGET = 3 * LENGTH
@@ -236,7 +236,7 @@ def test_a_masked_model_without_a_tokenizer_gets_no_invented_mask(options, tmp_p
     """transformers makes a tokenizer with an empty vocabulary, whose mask would be a real byte."""
     folder = save("bert", tmp_path / "bert")
     with pytest.raises(ValueError, match=r"no tokenizer\. Put tokenizer\.json"):
-        mask_token_id(folder)
+        require_mask_token_id(folder)
     asked = ("--method", "tile", "--text", texts["long"], "--out", str(tmp_path / "out"))
     said = refused(folder, tmp_path, call, *asked, *options)
     assert "no tokenizer. Put tokenizer.json next to the weights." in said

@@ -130,7 +130,7 @@ OTHER = {
     "config, text": {"target": 4 * LENGTH, "text": windows(0, 4 * LENGTH)},
     "config": {"method": "linear"},
     "tuning": {"config": dataclasses.replace(CONFIG, lr=1e-3)},
-    "mask_token": {"mask_token": 1},
+    "mask_token": {"mask_token_id": 1},
     "teacher": {"teacher": "the model"},
 }
 
@@ -212,7 +212,7 @@ def test_a_search_for_something_else_is_never_gone_on_with(what, llama, tmp_path
         other = save("llama", tmp_path / "other", rope_parameters=yarn)
     text = windows().take(3)
     if what == "text":  # the last window is held out: it chooses among the finalists
-        text = Windows(text.tokens.clone(), text.documents)
+        text = Windows(text.tokens.clone(), text.document_of_token)
         text.tokens[-1, -1] += 1
     with pytest.raises(ValueError, match=rf"search\.json was made with other .*{what}"):
         search(other, state, text)

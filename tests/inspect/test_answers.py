@@ -11,7 +11,7 @@ from posenc import ModelShape, PositionEncoding, create
 from posenc.inspect.checkpoint import judgement as of_checkpoint
 from posenc.inspect.checkpoint.judgement import extended_length, heads_by_target, judge_swap
 from posenc.inspect.checkpoint.measurements import Structure
-from posenc.inspect.checkpoint.positions import Bias, PositionTable, Rotation
+from posenc.inspect.checkpoint.positions import Bias, MeasuredTable, Rotation
 from posenc.inspect.checkpoint.swap import Swap, SwapEffect
 from posenc.inspect.encoding import judgement, report, scores
 from posenc.inspect.encoding.measurements import SpecSheet
@@ -169,7 +169,7 @@ def test_how_far_a_checkpoint_was_trained():
     assert "up to there 2 of its 4 rotary pairs" in half
     done = of_checkpoint.answer_in_words([rotation(trained=10**4, longest=10**4)], 10**4)
     assert "all 4 rotary pairs completed a turn" in done
-    table = PositionTable("wpe", 512, 0, 0.9, (1.0, 1.0, 1.0), 4, [])
+    table = MeasuredTable("wpe", 512, 0, 0.9, (1.0, 1.0, 1.0), 4, [])
     assert "at token 513 it has no row" in of_checkpoint.answer_in_words([table], 512)
     bias = Bias("scores", "slopes", [0], [[0.0]])
     assert "no length breaks it" in of_checkpoint.answer_in_words([bias], None)

@@ -17,7 +17,7 @@ from posenc.files.atomic import write_atomically
 from posenc.files.folders import new_folder
 from posenc.files.opening import copy_file, make_subfolder, read_file_text
 from posenc.files.sealed_json import parse_bounded_json, strict_json
-from posenc.hf.checkpoint.files import INDEX, tokenizer_files, weight_files
+from posenc.hf.checkpoint.files import INDEX_FILE, tokenizer_files, weight_files
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.runtimes.config_model import TRAINED_KEY, model_of
 from posenc.runtimes.disagreement import reasons_for_disagreement
@@ -131,8 +131,8 @@ def write_weights_and_config(
         return
     for path in files:
         copy_file(path, folder / path.name)
-    if (index := checkpoint.folder / INDEX).exists() and len(files) > 1:
-        copy_file(index, folder / INDEX)
+    if (index := checkpoint.folder / INDEX_FILE).exists() and len(files) > 1:
+        copy_file(index, folder / INDEX_FILE)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
 

@@ -32,25 +32,25 @@ class Evaluation:
     """Hold all that was measured for one variant of a checkpoint; losses in nats per token.
 
     edges: of the buckets of positions, in tokens, from 0 to the length of the windows.
-    by_position: the mean loss in each bucket.
-    by_context: the mean loss of the last tokens of the windows, by the length of the context.
+    loss_by_position: the mean loss in each bucket.
+    loss_by_context: the mean loss of the last tokens of the windows, by the length of the context.
     seconds: how long the measurements took.
     """
 
     edges: tuple[int, ...]
-    by_position: tuple[Estimate, ...]
-    by_context: dict[int, Estimate] = field(default_factory=dict)
-    passkey: dict[tuple[int, float], float] = field(default_factory=dict)
+    loss_by_position: tuple[Estimate, ...]
+    loss_by_context: dict[int, Estimate] = field(default_factory=dict)
+    passkey_shares: dict[tuple[int, float], float] = field(default_factory=dict)
     """Fraction of passkey tokens that are right, by (length, depth); depth 0 is the start of the
     context."""
-    entropy: tuple[float, ...] = ()
+    entropy_by_bucket: tuple[float, ...] = ()
     """Mean entropy of attention in nats, by bucket of `edges`; empty if the model does not
     expose it."""
-    tasks: dict[tuple[str, int], TaskScore] = field(default_factory=dict)
+    task_scores: dict[tuple[str, int], TaskScore] = field(default_factory=dict)
     """The score of each task in words, by (task, length)."""
     tasks_left_out: dict[tuple[str, int], str] = field(default_factory=dict)
     """Reasons why a task has no score, by (task, length)."""
-    short_text: np.ndarray | None = field(default=None, repr=False, compare=False)
+    short_text_losses: np.ndarray | None = field(default=None, repr=False, compare=False)
     """Losses of short texts read by themselves, (texts, training length); None if not measured."""
     losses: np.ndarray | None = field(default=None, repr=False, compare=False)
     """Losses of every token by window and position, NaN for tokens that are not predicted."""
@@ -69,9 +69,9 @@ class Evaluation:
     def mean_over_buckets(self) -> float:
         """Return the mean loss over buckets, each with the same weight; inf if any bucket could not
         be evaluated."""
-        if not all(e.tokens for e in self.by_position):
+        if not all(e.tokens for e in self.loss_by_position):
             return math.inf
-        return sum(e.mean for e in self.by_position) / len(self.by_position)
+        return sum(e.mean for e in self.loss_by_position) / len(self.loss_by_position)
 
 
 def _mean_over_tokens(evaluation: Evaluation, keep: Callable[[int], bool]) -> float:
@@ -79,7 +79,7 @@ def _mean_over_tokens(evaluation: Evaluation, keep: Callable[[int], bool]) -> fl
     one of these buckets has no tokens."""
     estimates = [
         estimate
-        for edge, estimate in zip(evaluation.edges[1:], evaluation.by_position, strict=True)
+        for edge, estimate in zip(evaluation.edges[1:], evaluation.loss_by_position, strict=True)
         if keep(edge)
     ]
     num_tokens = sum(estimate.tokens for estimate in estimates)
@@ -88,15 +88,15 @@ def _mean_over_tokens(evaluation: Evaluation, keep: Callable[[int], bool]) -> fl
     return sum(estimate.mean * estimate.tokens for estimate in estimates) / num_tokens
 
 
-def position_edges(train_length: int, target: int) -> tuple[int, ...]:
-    """Return the edges of the buckets of positions, from 0 to `target` tokens: a quarter, half and
-    all of the training length, then 1.5, 2, 3, 4, 6, 8 ... times it."""
+def position_edges(train_length: int, target_length: int) -> tuple[int, ...]:
+    """Return the edges of the buckets of positions, from 0 to `target_length` tokens: a quarter,
+    half and all of the training length, then 1.5, 2, 3, 4, 6, 8 ... times it."""
     edges = [0, train_length // 4, train_length // 2, train_length]
-    step = 1
-    while edges[-1] < target:
-        edges += [train_length * step * 3 // 2, train_length * step * 2]
-        step *= 2
-    return tuple(sorted({e for e in edges if e < target} | {target}))
+    doubling = 1
+    while edges[-1] < target_length:
+        edges += [train_length * doubling * 3 // 2, train_length * doubling * 2]
+        doubling *= 2
+    return tuple(sorted({e for e in edges if e < target_length} | {target_length}))
 
 
 def measure_losses_and_tasks(
@@ -132,12 +132,12 @@ def measure_losses_and_tasks(
     length = windows.tokens.shape[1]
     edges = position_edges(train_length, length)
     losses = _losses_of_windows(reader, windows, progress)
-    documents = windows.documents.numpy()
-    by_position = tuple(
-        estimate_mean(losses[:, low:high], documents[:, low:high])
+    document_of_token = windows.document_of_token.numpy()
+    loss_by_position = tuple(
+        estimate_mean(losses[:, low:high], document_of_token[:, low:high])
         for low, high in itertools.pairwise(edges)
     )
-    by_context = {}
+    loss_by_context = {}
     first_half = slice((len(windows) + 1) // 2)
     for i, context_length in enumerate(context_lengths):
         if context_length == length:
@@ -147,30 +147,32 @@ def measure_losses_and_tasks(
             context_losses = reader.losses_in_batches(
                 windows.tokens[first_half, -context_length:]
             ).numpy()
-        by_context[context_length] = estimate_mean(
-            context_losses[:, -num_targets:], documents[first_half, -num_targets:]
+        loss_by_context[context_length] = estimate_mean(
+            context_losses[:, -num_targets:], document_of_token[first_half, -num_targets:]
         )
         progress("loss by context", (i + 1) / len(context_lengths))
     passkey_shares = (
         {} if passkey_grid is None else passkey_grid.accuracies(reader, windows, progress)
     )
-    entropy_means = _entropy_by_bucket(reader, windows, edges) if measures_entropy else ()
-    scores = {}
-    left_out = {}
+    entropy_by_bucket = _entropy_by_bucket(reader, windows, edges) if measures_entropy else ()
+    task_scores = {}
+    tasks_left_out = {}
     if task_grid is not None:
-        scores, left_out = task_grid.scores(reader, windows.tokens.flatten(), progress)
-    short_losses = None
+        task_scores, tasks_left_out = task_grid.scores(reader, windows.tokens.flatten(), progress)
+    short_text_losses = None
     if reads_short_texts:
-        short_losses = reader.losses_in_batches(short_windows(windows, train_length).tokens).numpy()
+        short_text_losses = reader.losses_in_batches(
+            short_windows(windows, train_length).tokens
+        ).numpy()
     return Evaluation(
         edges,
-        by_position,
-        by_context,
+        loss_by_position,
+        loss_by_context,
         passkey_shares,
-        entropy_means,
-        scores,
-        left_out,
-        short_losses,
+        entropy_by_bucket,
+        task_scores,
+        tasks_left_out,
+        short_text_losses,
         losses,
         seconds=time.perf_counter() - start_time,
     )
@@ -195,11 +197,11 @@ def _entropy_by_bucket(
     """Return the mean entropy of attention in the first window, by bucket; () if the model does not
     expose it."""
     tokens = windows.tokens[:1, : reader.max_tokens]
-    in_one_piece = reader.in_one_piece or reader.mask_token is not None
-    curve = attention_entropy(reader.model, tokens, in_one_piece=in_one_piece)
-    if curve is None:
+    in_one_piece = reader.in_one_piece or reader.mask_token_id is not None
+    entropies = attention_entropy(reader.model, tokens, in_one_piece=in_one_piece)
+    if entropies is None:
         return ()
-    return tuple(float(curve[a:b].mean()) for a, b in itertools.pairwise(edges))
+    return tuple(float(entropies[a:b].mean()) for a, b in itertools.pairwise(edges))
 
 
 def short_windows(windows: Windows, train_length: int) -> Windows:
@@ -207,14 +209,18 @@ def short_windows(windows: Windows, train_length: int) -> Windows:
     num_pieces = windows.tokens.shape[1] // train_length
     pieces_per_window = max(1, min(num_pieces, MAX_SHORT_TEXTS // len(windows)))
     tokens = windows.tokens[:, : pieces_per_window * train_length].reshape(-1, train_length)
-    documents = windows.documents[:, : pieces_per_window * train_length].reshape(-1, train_length)
-    return Windows(tokens[:MAX_SHORT_TEXTS], documents[:MAX_SHORT_TEXTS])
+    document_of_token = windows.document_of_token[:, : pieces_per_window * train_length].reshape(
+        -1, train_length
+    )
+    return Windows(tokens[:MAX_SHORT_TEXTS], document_of_token[:MAX_SHORT_TEXTS])
 
 
-def mean_loss_rise(before: np.ndarray, after: np.ndarray, documents: np.ndarray) -> Estimate:
-    """Return the mean of `after` minus `before`, the losses of the same tokens in nats, with a 95 %
-    interval from resampled documents. Above 0, the texts are predicted worse."""
-    return estimate_mean(after - before, documents)
+def mean_loss_rise(
+    losses_before: np.ndarray, losses_after: np.ndarray, document_of_token: np.ndarray
+) -> Estimate:
+    """Return the mean of `losses_after` minus `losses_before`, the losses of the same tokens in
+    nats, with a 95 % interval from resampled documents. Above 0, the texts are predicted worse."""
+    return estimate_mean(losses_after - losses_before, document_of_token)
 
 
 @torch.inference_mode()
@@ -251,14 +257,14 @@ def attention_entropy(model: Any, tokens: Tensor, *, in_one_piece: bool = False)
     AttentionMaskInterface.register(ENTROPY_IMPLEMENTATION, sdpa_mask)
     try:
         model.set_attn_implementation(ENTROPY_IMPLEMENTATION)
-        pieces: list[Tensor] = []
-        cache: dict[str, Any] = {} if in_one_piece else {"use_cache": True}
+        entropy_pieces: list[Tensor] = []
+        cache_arguments: dict[str, Any] = {} if in_one_piece else {"use_cache": True}
         for piece in [tokens] if in_one_piece else tokens.split(MAX_QUERIES_AT_ONCE, dim=1):
-            out = model(piece, **cache)
-            cache = {} if in_one_piece else arguments_for_next_step(model, out)
+            out = model(piece, **cache_arguments)
+            cache_arguments = {} if in_one_piece else arguments_for_next_step(model, out)
             if not entropy_of_layers:
                 return None
-            pieces.append(
+            entropy_pieces.append(
                 torch.stack(
                     [layer_entropy.float().cpu() for layer_entropy in entropy_of_layers]
                 ).mean(0)
@@ -268,7 +274,7 @@ def attention_entropy(model: Any, tokens: Tensor, *, in_one_piece: bool = False)
         return None
     finally:
         model.set_attn_implementation(previous_implementation)
-    return torch.cat(pieces)
+    return torch.cat(entropy_pieces)
 
 
 def _attend_with_entropy(

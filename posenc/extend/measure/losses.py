@@ -29,18 +29,19 @@ class NotFinite(ValueError):
 class LossReader:
     """Compute the losses of a model, of next tokens or of masked ones.
 
-    mask_token: id of the mask token of a masked model; None for a causal one.
+    mask_token_id: id of the mask token of a masked model; None for a causal one.
     in_one_piece: True to never read in pieces through the cache.
     max_tokens: the most tokens that the model can read at once; None for any number.
-    window: in texts of more tokens than this, each token is read with only the last ones before it:
-        between three quarters of `window` and all of it. None to read with all before it.
+    window_length: in texts of more tokens than this, each token is read with only the last ones
+        before it: between three quarters of `window_length` and all of it. None to read with all
+        before it.
     """
 
     model: Any
-    mask_token: int | None = None
+    mask_token_id: int | None = None
     in_one_piece: bool = False
     max_tokens: int | None = None
-    window: int | None = None
+    window_length: int | None = None
 
     def losses(self, tokens: Tensor) -> Tensor:
         """Return losses (batch, length), NaN for tokens that are not predicted. Raises:
@@ -49,8 +50,8 @@ class LossReader:
         if self.max_tokens is not None and length > self.max_tokens:
             first_losses = self._losses_at_once(tokens[:, : self.max_tokens])
             return F.pad(first_losses, (0, length - self.max_tokens), value=torch.nan)
-        if self.window is not None and length > self.window:
-            return self._sliding_losses(tokens, self.window)
+        if self.window_length is not None and length > self.window_length:
+            return self._sliding_losses(tokens, self.window_length)
         return self._losses_at_once(tokens)
 
     def losses_in_batches(self, windows: Tensor) -> Tensor:
@@ -59,22 +60,22 @@ class LossReader:
         windows_per_batch = max(1, MAX_TOKENS_PER_BATCH // windows.shape[1])
         return torch.cat([self.losses(part) for part in windows.split(windows_per_batch)])
 
-    def _sliding_losses(self, tokens: Tensor, window: int) -> Tensor:
-        """Return the losses of tokens of which each is read with at most `window` tokens. The
-        window moves by a quarter of itself, and gives the losses of the tokens that are new in
+    def _sliding_losses(self, tokens: Tensor, window_length: int) -> Tensor:
+        """Return the losses of tokens of which each is read with at most `window_length` tokens.
+        The window moves by a quarter of itself, and gives the losses of the tokens that are new in
         it."""
-        step = max(1, window // 4)
-        pieces = [self._losses_at_once(tokens[:, :window])]
-        for stop in range(window + step, tokens.shape[1] + step, step):
-            context = tokens[:, min(stop, tokens.shape[1]) - window : stop]
+        step = max(1, window_length // 4)
+        loss_pieces = [self._losses_at_once(tokens[:, :window_length])]
+        for stop in range(window_length + step, tokens.shape[1] + step, step):
+            window_tokens = tokens[:, min(stop, tokens.shape[1]) - window_length : stop]
             num_new = step - max(0, stop - tokens.shape[1])
-            pieces.append(self._losses_at_once(context)[:, -num_new:])
-        return torch.cat(pieces, dim=1)
+            loss_pieces.append(self._losses_at_once(window_tokens)[:, -num_new:])
+        return torch.cat(loss_pieces, dim=1)
 
     def _losses_at_once(self, tokens: Tensor) -> Tensor:
-        """Return losses as `losses` does, regardless of `max_tokens` and `window`."""
-        if self.mask_token is not None:
-            return masked_token_losses(self.model, tokens, self.mask_token)
+        """Return losses as `losses` does, regardless of `max_tokens` and `window_length`."""
+        if self.mask_token_id is not None:
+            return masked_token_losses(self.model, tokens, self.mask_token_id)
         losses = _require_finite(
             next_token_losses(self.model, tokens, in_one_piece=self.in_one_piece)
         )
@@ -94,23 +95,23 @@ def next_token_losses(model: Any, tokens: Tensor, *, in_one_piece: bool = False)
     piece_len = max(128, MAX_LOGITS_AT_ONCE // (batch * text_config_of(model.config).vocab_size))
     if in_one_piece or length <= piece_len:
         return _cross_entropies(model(tokens, use_cache=False).logits[:, :-1], tokens[:, 1:])
-    cache: dict[str, Any] = {"use_cache": True}
+    cache_arguments: dict[str, Any] = {"use_cache": True}
     losses = []
     for start in range(0, length - 1, piece_len):
-        out = model(tokens[:, start : start + piece_len], **cache)
-        cache = arguments_for_next_step(model, out)
+        out = model(tokens[:, start : start + piece_len], **cache_arguments)
+        cache_arguments = arguments_for_next_step(model, out)
         targets = tokens[:, start + 1 : start + piece_len + 1]
         losses.append(_cross_entropies(out.logits[:, : targets.shape[1]], targets))
     return torch.cat(losses, dim=1)
 
 
 @torch.inference_mode()
-def masked_token_losses(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
+def masked_token_losses(model: Any, tokens: Tensor, mask_token_id: int) -> Tensor:
     """Return the losses (batch, length) of a random MASKED_SHARE of the tokens, which are replaced
     by the mask token; NaN for the others."""
     draws = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0))
     is_masked = draws < MASKED_SHARE
-    model_input = tokens.masked_fill(is_masked, mask_token).to(model.device)
+    model_input = tokens.masked_fill(is_masked, mask_token_id).to(model.device)
     losses = _require_finite(_cross_entropies(model(model_input).logits, tokens.to(model.device)))
     return losses.masked_fill(~is_masked, torch.nan)
 
@@ -118,7 +119,7 @@ def masked_token_losses(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
 def _cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
     """Return -log p of each target in float32, (batch, length), on the CPU. It works a few rows at
     a time, so that logits in half precision are never widened all at once."""
-    rows = [
+    loss_pieces = [
         F.cross_entropy(logit_piece.flatten(0, 1).float(), target_piece.flatten(), reduction="none")
         .view(target_piece.shape)
         .cpu()
@@ -128,7 +129,7 @@ def _cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
             strict=True,
         )
     ]
-    return torch.cat(rows, dim=1) if rows else torch.zeros(targets.shape)
+    return torch.cat(loss_pieces, dim=1) if loss_pieces else torch.zeros(targets.shape)
 
 
 def _require_finite(losses: Tensor) -> Tensor:

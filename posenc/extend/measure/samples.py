@@ -45,15 +45,15 @@ def sample_windows(
     """
     num_tokens = length * count
     tokens_per_document = max(length, -(-num_tokens // max(1, len(documents))))
-    beginnings = [
+    ids_of_documents = [
         encode(_first_characters(text, CHARACTERS_READ_PER_TOKEN * tokens_per_document))[
             :tokens_per_document
         ]
         for text in documents[:count]
     ]
-    if sum(map(len, beginnings)) < num_tokens:
-        beginnings = encode_until(encode, documents, num_tokens)
-    return pack_windows(beginnings, length, count)
+    if sum(map(len, ids_of_documents)) < num_tokens:
+        ids_of_documents = encode_until(encode, documents, num_tokens)
+    return pack_windows(ids_of_documents, length, count)
 
 
 def _first_characters(text: str, max_characters: int) -> str:

@@ -28,7 +28,7 @@ NUM_COMMON_WORDS = 5
 NUM_RARE_WORDS = 40
 """Different words that come rarely in it."""
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
-CITIES = {
+COUNTRY_OF_CITY = {
     "Paris": "France",
     "Berlin": "Germany",
     "Rome": "Italy",
@@ -44,7 +44,7 @@ CITIES = {
 }
 """Cities and their countries, which have no word in common."""
 SECRET_SENTENCE = "The secret number of {} is"
-PUZZLE_SENTENCES = {
+PUZZLE_RECIPES = {
     "needle": (draw_needle_puzzle, SECRET_SENTENCE + " {}.", SECRET_SENTENCE),
     "needles": (draw_needles_puzzle, SECRET_SENTENCE + " {}.", SECRET_SENTENCE),
     "variables": (
@@ -57,9 +57,9 @@ PUZZLE_SENTENCES = {
 """By task: the function that draws its puzzle, the sentence of a fact, and the sentence that asks
 for the answer, which follows it."""
 COMMON_WORDS = "common-words"
-PUZZLES = (*PUZZLE_SENTENCES, COMMON_WORDS)
+PUZZLE_NAMES = (*PUZZLE_RECIPES, COMMON_WORDS)
 PASSKEY = "passkey"
-TASKS = (PASSKEY, *PUZZLES)
+TASKS = (PASSKEY, *PUZZLE_NAMES)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 Encode = Callable[[str], list[int]]
 """Takes a text and returns its token ids, the start token first if the tokenizer has one."""
@@ -92,7 +92,7 @@ class TaskScore:
     by_depth: the score at each depth, from 0 at the start of the text to 1 at its end.
     """
 
-    exact: Estimate
+    exact_share: Estimate
     loss: Estimate
     by_depth: dict[float, DepthScore]
 
@@ -113,9 +113,9 @@ class TaskGrid:
     """Test tasks in words at several lengths and depths, in text of the user's own.
 
     names: of the tasks. lengths: of the prompts, in tokens. encode: text to token ids, a start
-    token first where the tokenizer has one. trials: prompts per task, length and depth. depths: of
-    the facts, from 0 at the start of the text to 1 at its end. Every variant of a model reads the
-    same prompts.
+    token first where the tokenizer has one. num_trials: prompts per task, length and depth.
+    depths: of the facts, from 0 at the start of the text to 1 at its end. Every variant of a model
+    reads the same prompts.
 
     Source of the tasks: Hsieh et al. 2024, arXiv:2404.06654, section 3 (needles, variable tracking,
     common words); Modarressi et al. 2025, arXiv:2502.05167 (needle by meaning); the sentences are
@@ -125,7 +125,7 @@ class TaskGrid:
     names: tuple[str, ...]
     lengths: tuple[int, ...]
     encode: Encode
-    trials: int = 2
+    num_trials: int = 2
     depths: tuple[float, ...] = DEPTHS
 
     def scores(
@@ -135,23 +135,23 @@ class TaskGrid:
         scores = {}
         left_out = {}
         tasks_and_lengths = [(name, length) for name in self.names for length in self.lengths]
-        for done, (name, length) in enumerate(tasks_and_lengths):
+        for num_done, (name, length) in enumerate(tasks_and_lengths):
             try:
                 prompts = self.make_prompts(name, length, filler)
             except TooShort as reason:
                 left_out[name, length] = str(reason)
             else:
                 scores[name, length] = self._score_answers(reader, prompts)
-            progress(name, (done + 1) / len(tasks_and_lengths))
+            progress(name, (num_done + 1) / len(tasks_and_lengths))
         return scores, left_out
 
     def make_prompts(self, name: str, length: int, filler: Tensor) -> list[Prompt]:
-        """Return `trials` prompts for each depth in turn. filler: tokens of text. Raises: TooShort
-        where the task does not fit."""
+        """Return `num_trials` prompts for each depth in turn. filler: tokens of text. Raises:
+        TooShort where the task does not fit."""
         rng = np.random.default_rng([length, *name.encode()])
         prompts = []
         for depth in self.depths:
-            for _ in range(self.trials):
+            for _ in range(self.num_trials):
                 prompts.append(self._make_prompt(name, length, depth, filler, rng))
         return prompts
 
@@ -162,28 +162,28 @@ class TaskGrid:
         question and the answer. Raises: TooShort."""
         start_ids = self.encode("")
         puzzle = write_puzzle(name, rng, depth)
-        question = self._ids_without_start(puzzle.question, start_ids)
-        ending = self._ids_without_start(f"{puzzle.question} {puzzle.answer}", start_ids)
+        question_ids = self._ids_without_start(puzzle.question, start_ids)
+        ending_ids = self._ids_without_start(f"{puzzle.question} {puzzle.answer}", start_ids)
         # The prompt ends with question and answer. A tokenizer may merge the end of the question
         # with the answer: then they are joined as ids.
-        if ending[: len(question)] != question or len(ending) == len(question):
-            ending = question + self._ids_without_start(puzzle.answer, start_ids)
-        facts = [
+        if ending_ids[: len(question_ids)] != question_ids or len(ending_ids) == len(question_ids):
+            ending_ids = question_ids + self._ids_without_start(puzzle.answer, start_ids)
+        fact_ids = [
             (fact_depth, self._ids_without_start(f" {fact} ", start_ids))
             for fact_depth, fact in puzzle.facts
         ]
-        body_len = length - len(start_ids) - len(ending) - sum(len(ids) for _, ids in facts)
-        if body_len < len(ending):
+        body_len = length - len(start_ids) - len(ending_ids) - sum(len(ids) for _, ids in fact_ids)
+        if body_len < len(ending_ids):
             raise TooShort(f"{length} tokens are too few for it with this tokenizer")
         if puzzle.words is None:
-            first_token = int(rng.integers(0, max(1, len(filler) - body_len)))
-            body = filler[first_token : first_token + body_len].tolist()
+            body_start = int(rng.integers(0, max(1, len(filler) - body_len)))
+            body_ids = filler[body_start : body_start + body_len].tolist()
         else:
-            body = []
-            while len(body) < body_len:
-                body += self._ids_without_start(f" {next(puzzle.words)}", start_ids)
-        prompt_ids = [*start_ids, *insert_facts(body[:body_len], facts), *ending]
-        return Prompt(torch.tensor(prompt_ids), len(ending) - len(question))
+            body_ids = []
+            while len(body_ids) < body_len:
+                body_ids += self._ids_without_start(f" {next(puzzle.words)}", start_ids)
+        prompt_ids = [*start_ids, *insert_facts(body_ids[:body_len], fact_ids), *ending_ids]
+        return Prompt(torch.tensor(prompt_ids), len(ending_ids) - len(question_ids))
 
     def _ids_without_start(self, text: str, start_ids: list[int]) -> list[int]:
         """Return the token ids of a text without `start_ids`, with which the tokenizer begins
@@ -193,34 +193,38 @@ class TaskGrid:
     def _score_answers(self, reader: LossReader, prompts: Sequence[Prompt]) -> TaskScore:
         """Return the score of the model's answers. prompts: equally many for each depth, in
         order."""
-        is_right: list[bool] = []
+        answers_are_right: list[bool] = []
         losses: list[np.ndarray] = []
         prompts_per_batch = max(1, MAX_TOKENS_PER_BATCH // len(prompts[0].ids))
         for i in range(0, len(prompts), prompts_per_batch):
             batch = prompts[i : i + prompts_per_batch]
             for prompt, logits in zip(batch, _logits_of_answers(reader, batch), strict=True):
                 answer = prompt.ids[-prompt.answer_len :]
-                is_right.append(bool((logits.argmax(-1) == answer).all()))
+                answers_are_right.append(bool((logits.argmax(-1) == answer).all()))
                 losses.append(F.cross_entropy(logits.float(), answer, reduction="none").numpy())
-        right = np.array(is_right)
-        share = float(right.mean())
-        exact_share = Estimate(share, *fraction_interval(int(right.sum()), len(right)), len(right))
-        right_by_depth = right.reshape(len(self.depths), -1)
-        nats_by_depth = np.array([loss.mean() for loss in losses]).reshape(right_by_depth.shape)
+        is_right = np.array(answers_are_right)
+        share = float(is_right.mean())
+        exact_share = Estimate(
+            share, *fraction_interval(int(is_right.sum()), len(is_right)), len(is_right)
+        )
+        is_right_by_depth = is_right.reshape(len(self.depths), -1)
+        nats_by_depth = np.array([loss.mean() for loss in losses]).reshape(is_right_by_depth.shape)
         by_depth = {}
-        for depth, shares, nats in zip(self.depths, right_by_depth, nats_by_depth, strict=True):
-            by_depth[depth] = DepthScore(float(shares.mean()), float(nats.mean()))
+        for depth, are_right, nats in zip(
+            self.depths, is_right_by_depth, nats_by_depth, strict=True
+        ):
+            by_depth[depth] = DepthScore(float(are_right.mean()), float(nats.mean()))
         return TaskScore(exact_share, _mean_loss(losses), by_depth)
 
 
 def _mean_loss(losses: Sequence[np.ndarray]) -> Estimate:
     """Return the mean loss per token of answers, with an interval from resampled answers."""
     max_len = max(len(loss) for loss in losses)
-    padded = np.full((len(losses), max_len), math.nan)  # answers may have different lengths
-    for row, loss in zip(padded, losses, strict=True):
+    padded_losses = np.full((len(losses), max_len), math.nan)  # answers may have different lengths
+    for row, loss in zip(padded_losses, losses, strict=True):
         row[: len(loss)] = loss
     prompt_of_loss = np.arange(len(losses))[:, None].repeat(max_len, 1)
-    return estimate_mean(padded, prompt_of_loss)
+    return estimate_mean(padded_losses, prompt_of_loss)
 
 
 class TooShort(Exception):
@@ -245,13 +249,13 @@ class PasskeyGrid:
 
     lengths: of the texts, in tokens.
     depths: of the key, from 0 at the start of the text to 1 at its end.
-    trials: texts at each length and depth.
+    num_trials: texts at each length and depth.
     key_len, marker_len: tokens of a key, and of the marker before it.
     """
 
     lengths: tuple[int, ...]
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.95)
-    trials: int = 8
+    num_trials: int = 8
     key_len: int = 6
     marker_len: int = 4
 
@@ -270,20 +274,22 @@ class PasskeyGrid:
         has_enough_tokens = len(distinct_tokens) >= marked_len
         lengths = [n for n in self.lengths if n > 2 * marked_len and has_enough_tokens]
         rng = np.random.default_rng(0)
-        grid = {}
+        shares_by_cell = {}
         for i, length in enumerate(lengths):
             body_len = length - 2 * marked_len
-            starts = rng.integers(0, len(filler) - body_len + 1, (len(self.depths), self.trials))
+            starts = rng.integers(
+                0, len(filler) - body_len + 1, (len(self.depths), self.num_trials)
+            )
             prompts = []
             for depth, starts_of_depth in zip(self.depths, starts, strict=True):
                 for start in starts_of_depth:
-                    text = filler[start : start + body_len].numpy()
-                    prompts.append(draw_passkey_text(rng, text, distinct_tokens, depth, marked_len))
+                    body = filler[start : start + body_len].numpy()
+                    prompts.append(draw_passkey_text(rng, body, distinct_tokens, depth, marked_len))
             shares = self._accuracy(reader, torch.tensor(prompts)).view(len(self.depths), -1)
-            for depth, share in zip(self.depths, shares, strict=True):
-                grid[length, depth] = float(share.mean())
+            for depth, shares_of_depth in zip(self.depths, shares, strict=True):
+                shares_by_cell[length, depth] = float(shares_of_depth.mean())
             progress("passkeys", (i + 1) / len(lengths))
-        return grid
+        return shares_by_cell
 
     def _accuracy(self, reader: LossReader, tokens: Tensor) -> Tensor:
         """Return the fraction of the key's tokens that the model predicts right, (prompts).
@@ -312,27 +318,29 @@ def write_puzzle(name: str, rng: np.random.Generator, depth: float) -> PuzzleInW
     the text to 1 at its end; the task common-words ignores it."""
     if name == COMMON_WORDS:
         return _common_words_puzzle(rng)
-    draw, fact_form, question_form = PUZZLE_SENTENCES[name]
-    puzzle = draw(rng, depth)
+    draw_puzzle, fact_form, question_form = PUZZLE_RECIPES[name]
+    puzzle = draw_puzzle(rng, depth)
     keys = dict.fromkeys(key for _, (key, _) in puzzle.facts)
     values = dict.fromkeys(value for _, (_, value) in puzzle.facts)
     only_values = [value for value in values if value not in keys]
-    words: dict[int, str]  # of each symbol
+    word_of_symbol: dict[int, str]  # of each symbol
     if name == "needle-by-meaning":
-        words = dict(zip(keys, rng.permutation(list(CITIES)), strict=False))
-        words |= zip(only_values, _random_names(rng, len(only_values)), strict=True)
-        names_in_question = [CITIES[words[symbol]] for symbol in puzzle.question]
+        word_of_symbol = dict(zip(keys, rng.permutation(list(COUNTRY_OF_CITY)), strict=False))
+        word_of_symbol |= zip(only_values, _random_names(rng, len(only_values)), strict=True)
+        names_in_question = [COUNTRY_OF_CITY[word_of_symbol[symbol]] for symbol in puzzle.question]
     else:
-        words = dict(zip(keys, _random_names(rng, len(keys)), strict=True))
+        word_of_symbol = dict(zip(keys, _random_names(rng, len(keys)), strict=True))
         # Numbers of five digits, 10000 to 99999.
         drawn_numbers = rng.choice(90000, len(only_values), replace=False)
-        words |= zip(only_values, (str(10000 + int(i)) for i in drawn_numbers), strict=True)
-        names_in_question = [words[symbol] for symbol in puzzle.question]
+        word_of_symbol |= zip(
+            only_values, (str(10000 + int(i)) for i in drawn_numbers), strict=True
+        )
+        names_in_question = [word_of_symbol[symbol] for symbol in puzzle.question]
     facts = tuple(
-        (fact_depth, fact_form.format(words[key], words[value]))
+        (fact_depth, fact_form.format(word_of_symbol[key], word_of_symbol[value]))
         for fact_depth, (key, value) in puzzle.facts
     )
-    answer = " ".join(words[symbol] for symbol in puzzle.answer)
+    answer = " ".join(word_of_symbol[symbol] for symbol in puzzle.answer)
     return PuzzleInWords(facts, question_form.format(*names_in_question), answer)
 
 
@@ -343,14 +351,14 @@ def _common_words_puzzle(rng: np.random.Generator) -> PuzzleInWords:
     question = (
         f"The {NUM_COMMON_WORDS} words that stand most often, in the order of the alphabet, are"
     )
-    text = (words[i] for i in draw_word_stream(rng, NUM_COMMON_WORDS, NUM_RARE_WORDS))
-    return PuzzleInWords((), question, " ".join(sorted(words[:NUM_COMMON_WORDS])), text)
+    words_of_text = (words[i] for i in draw_word_stream(rng, NUM_COMMON_WORDS, NUM_RARE_WORDS))
+    return PuzzleInWords((), question, " ".join(sorted(words[:NUM_COMMON_WORDS])), words_of_text)
 
 
 def _random_names(rng: np.random.Generator, count: int) -> list[str]:
     """Return `count` different three-syllable words of no language, such as "bafiko"."""
     names: dict[str, None] = {}  # a set in the order of drawing
     while len(names) < count:
-        letters = [rng.choice(list(kind)) for kind in (CONSONANTS, VOWELS) * 3]
+        letters = [rng.choice(list(alphabet)) for alphabet in (CONSONANTS, VOWELS) * 3]
         names["".join(letters)] = None
     return list(names)

@@ -75,14 +75,17 @@ class Attachment:
     model_positions: whether the model's own positions are replaced or kept.
     stacks: the modules whose layers have an encoding; an encoder before its decoder.
     handles: of the hooks; each removes one.
-    implementations: each config of the model, with the attention implementation that it had.
+    previous_implementations: each config of the model, with the attention implementation that it
+    had.
     """
 
     model_positions: ModelPositions
     stacks: list[nn.Module] = field(default_factory=list)
     handles: list[Any] = field(default_factory=list)
-    implementations: list[tuple[Any, Any]] = field(default_factory=list)
-    changed: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+    previous_implementations: list[tuple[Any, Any]] = field(default_factory=list)
+    changed_attributes: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = field(
+        default_factory=list
+    )
     """Each changed module, its new attributes, and those that they replaced."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -184,8 +187,8 @@ def _attach_or_restore(
         with recorded_attention():  # a forward that fails with the hooks must fail now
             run_in_evaluation(model, example)
         # Otherwise only attention depends on order: that is proved above.
-        other_order_possible = model_positions == "keep" or allow_other_order
-        if other_order_possible:
+        may_depend_on_order = model_positions == "keep" or allow_other_order
+        if may_depend_on_order:
             for stack in stacks:
                 _record_text_mixing(attachment, stack, model, example)
         if check:
@@ -304,10 +307,12 @@ def _replace_attention(model: Any, attachment: Attachment, example: dict[str, An
     """
     register_attention()
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-    attachment.implementations = [(c, c._attn_implementation) for c in configs.values()]
+    attachment.previous_implementations = [(c, c._attn_implementation) for c in configs.values()]
     for module, new_attributes in builtin_positions.attributes_that_omit_bias(model):
-        replaced = {name: vars(module)[name] for name in new_attributes if name in vars(module)}
-        attachment.changed.append((module, new_attributes, replaced))
+        replaced_attributes = {
+            name: vars(module)[name] for name in new_attributes if name in vars(module)
+        }
+        attachment.changed_attributes.append((module, new_attributes, replaced_attributes))
         vars(module).update(new_attributes)
     if model.config.model_type == "bloom":
         # transformers ignores the request for BLOOM, whose own code bypasses its interface.
@@ -322,10 +327,10 @@ def _replace_attention(model: Any, attachment: Attachment, example: dict[str, An
         )
     stacks = find_stacks(model, example)
     if len(stacks) != 1 + bool(model.config.is_encoder_decoder):
-        names = ", ".join(type(stack.module).__name__ for stack in stacks)
+        stacks_in_words = ", ".join(type(stack.module).__name__ for stack in stacks)
         raise ValueError(
-            f"attach: {type(model).__name__} has {len(stacks)} stacks that attend ({names}), and "
-            "one was expected: attach to one of them."
+            f"attach: {type(model).__name__} has {len(stacks)} stacks that attend "
+            f"({stacks_in_words}), and one was expected: attach to one of them."
         )
     return stacks
 
@@ -365,8 +370,8 @@ def _refuse_unfit_encoding(
     """Raise ValueError if the encoding cannot work in this stack; reads_tokens: True if the stack
     reads tokens, not images or sound."""
     is_causal = all(call.causal for call in stack.attentions)
-    acts = bool(encoding.claims.places)
-    if encoding.claims.causal_only and acts and not is_causal:
+    has_effect = bool(encoding.claims.places)
+    if encoding.claims.causal_only and has_effect and not is_causal:
         raise ValueError(
             f"attach: {type(encoding).__name__} works in causal attention only, and "
             f"{type(stack.module).__name__} looks at the future too."
@@ -385,10 +390,10 @@ def _refuse_unfit_encoding(
 def _reads_tokens(stacks: Sequence[Stack], stack: Stack, example: dict[str, Any]) -> bool:
     """Return True if the stack reads tokens, which have positions, and no images or sound. The
     second of two stacks is the decoder, which has arguments of its own."""
-    names = {"input_ids", "inputs_embeds"}
+    argument_names = {"input_ids", "inputs_embeds"}
     if len(stacks) == 2 and stack is stacks[-1]:
-        names = {"decoder_input_ids", "decoder_inputs_embeds"}
-    return bool(names & set(example))
+        argument_names = {"decoder_input_ids", "decoder_inputs_embeds"}
+    return bool(argument_names & set(example))
 
 
 def _refuse_encoding_of_tokens(encoding: PositionEncoding, stack: nn.Module) -> None:
@@ -424,10 +429,10 @@ def _attach_to_stack(
         module.register_forward_hook(hooks.end_stack, with_kwargs=True, always_call=True),
     ]
     if 1 in encoding.claims.places:
-        table = module.get_input_embeddings()  # type: ignore[operator]
-        attachment.handles.append(table.register_forward_hook(hooks.encode_embeddings))
+        token_embeddings = module.get_input_embeddings()  # type: ignore[operator]
+        attachment.handles.append(token_embeddings.register_forward_hook(hooks.encode_embeddings))
     for cross_attention in stack.cross_attentions:
-        attachment.changed.append((cross_attention, {LAYER_ATTRIBUTE: None}, {}))
+        attachment.changed_attributes.append((cross_attention, {LAYER_ATTRIBUTE: None}, {}))
         vars(cross_attention)[LAYER_ATTRIBUTE] = None
     encoding_in_one_line = repr_in_one_line(encoding)
     for index, call in enumerate(stack.attentions):
@@ -439,11 +444,11 @@ def _attach_to_stack(
         cache_index = getattr(attention, "layer_idx", None)
         if cache_index is None:
             cache_index = index
-        layer = hooks.AttachedLayer(
+        attached_layer = hooks.AttachedLayer(
             module, index, cache_index, encoding_in_one_line, builtin_bias, has_positions
         )
-        attachment.changed.append((attention, {LAYER_ATTRIBUTE: layer}, {}))
-        vars(attention)[LAYER_ATTRIBUTE] = layer
+        attachment.changed_attributes.append((attention, {LAYER_ATTRIBUTE: attached_layer}, {}))
+        vars(attention)[LAYER_ATTRIBUTE] = attached_layer
         attachment.handles += [
             attention.register_forward_pre_hook(hooks.enter_attention, with_kwargs=True),
             attention.register_forward_hook(
@@ -468,21 +473,20 @@ def _record_hooked_modules(attachment: Attachment, stack: Stack, model: Any) -> 
     them again. A layer that is exchanged takes its attention along, so that the layers are
     recorded, too."""
     module = stack.module
-    names = {child: name for name, child in module.named_modules()}
-    hooked: list[nn.Module] = []
+    name_of_module = {child: name for name, child in module.named_modules()}
+    hooked_modules: list[nn.Module] = []
     for call in stack.attentions:
-        name_parts = names[call.module].split(".")
+        name_parts = name_of_module[call.module].split(".")
         paths = [".".join(name_parts[:depth]) for depth in range(1, len(name_parts) + 1)]
-        hooked += [module.get_submodule(path) for path in paths]
+        hooked_modules += [module.get_submodule(path) for path in paths]
     if attachment.model_positions == "replace":
-        hooked += builtin_positions.rotation_modules(module) + builtin_positions.position_tables(
-            module, model
-        )
+        hooked_modules += builtin_positions.rotation_modules(module)
+        hooked_modules += builtin_positions.position_tables(module, model)
     if 1 in getattr(module, ENCODING_MODULE).claims.places:
-        hooked.append(module.get_input_embeddings())  # type: ignore[operator]
-    noted = hooks.locate_modules(model, hooked)
-    attachment.changed.append((module, {HOOKED_MODULES_ATTRIBUTE: noted}, {}))
-    vars(module)[HOOKED_MODULES_ATTRIBUTE] = noted
+        hooked_modules.append(module.get_input_embeddings())  # type: ignore[operator]
+    located_modules = hooks.locate_modules(model, hooked_modules)
+    attachment.changed_attributes.append((module, {HOOKED_MODULES_ATTRIBUTE: located_modules}, {}))
+    vars(module)[HOOKED_MODULES_ATTRIBUTE] = located_modules
 
 
 def _prepare_kept_positions(attachment: Attachment, stack: nn.Module, model: Any) -> None:
@@ -497,7 +501,7 @@ def _prepare_kept_positions(attachment: Attachment, stack: nn.Module, model: Any
     # A table that counts padding is another matter: without posenc the model reads it so, too.
     keeps_rotation = not has_tables and bool(builtin_positions.rotation_modules(stack))
     needs_ids = takes_ids and keeps_rotation
-    attachment.changed.append((stack, {NEEDS_POSITION_IDS_ATTRIBUTE: needs_ids}, {}))
+    attachment.changed_attributes.append((stack, {NEEDS_POSITION_IDS_ATTRIBUTE: needs_ids}, {}))
     vars(stack)[NEEDS_POSITION_IDS_ATTRIBUTE] = needs_ids
 
 
@@ -507,7 +511,7 @@ def _record_text_mixing(
     """Record on the stack whether its layers hand one text of a packed row on to the next, for
     `hooks.begin_stack` to refuse such rows."""
     mixes_texts = builtin_positions.mixes_packed_texts(model, stack, example)
-    attachment.changed.append((stack.module, {MIXES_TEXTS_ATTRIBUTE: mixes_texts}, {}))
+    attachment.changed_attributes.append((stack.module, {MIXES_TEXTS_ATTRIBUTE: mixes_texts}, {}))
     vars(stack.module)[MIXES_TEXTS_ATTRIBUTE] = mixes_texts
 
 
@@ -517,12 +521,12 @@ def _restore_model(model: Any) -> None:
     attachment: Attachment = getattr(model, ATTACHMENT_ATTRIBUTE)
     for handle in attachment.handles:
         handle.remove()
-    for module, new_attributes, old_attributes in reversed(attachment.changed):
+    for module, new_attributes, old_attributes in reversed(attachment.changed_attributes):
         for name in new_attributes:
             vars(module).pop(name, None)
         vars(module).update(old_attributes)
     for stack in attachment.stacks:
         delattr(stack, ENCODING_MODULE)
-    for config, name in attachment.implementations:
-        config._attn_implementation = name
+    for config, implementation in attachment.previous_implementations:
+        config._attn_implementation = implementation
     delattr(model, ATTACHMENT_ATTRIBUTE)

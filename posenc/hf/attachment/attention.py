@@ -46,7 +46,8 @@ class LazyMask:
     """Hold a mask of transformers without materializing it; it is evaluated block by block.
 
     q_offset, kv_offset: what is added to the indices of queries and keys before `is_visible` sees
-    them. forward: the forward that made it, for layers that gradient checkpointing recomputes.
+    them. running_forward: the forward that made it, for layers that gradient checkpointing
+    recomputes.
     standard_mask: "causal" or "full" if that describes the whole mask.
     """
 
@@ -54,7 +55,7 @@ class LazyMask:
     """Function of the indices (batch, head, query, key) that returns True for visible keys."""
     q_offset: int | Tensor
     kv_offset: int | Tensor
-    forward: RunningForward
+    running_forward: RunningForward
     standard_mask: str | None = None
     _bound: tuple[Any, Any, Mask] | None = None
 
@@ -81,31 +82,33 @@ def build_mask(**request: Any) -> LazyMask | Tensor | None:
     encoding the mask is SDPA's tensor: `generate` makes one there for a static cache, and passes it
     on to code that reads its shape.
     """
-    from transformers import masking_utils as theirs
+    from transformers import masking_utils as hf_masks
 
-    forward = RUNNING_FORWARD.get()
-    if forward is None:
-        return theirs.sdpa_mask(**request)
+    running_forward = RUNNING_FORWARD.get()
+    if running_forward is None:
+        return hf_masks.sdpa_mask(**request)
     if request.get("use_vmap"):  # a user's mask, which may not accept indices that broadcast
-        dense_mask = theirs.sdpa_mask(**request)
+        dense_mask = hf_masks.sdpa_mask(**request)
         if dense_mask is None:
             return None
-        return LazyMask(lambda b, h, q, k: dense_mask[b, 0, q, k], 0, 0, forward)
+        return LazyMask(lambda b, h, q, k: dense_mask[b, 0, q, k], 0, 0, running_forward)
     # A static cache hands out the tensor in which it counts its tokens, and counts on in place
     # before the first layer evaluates this mask.
     mask_function = request["mask_function"]
     kv_offset = _copy_of_offset(request.get("kv_offset", 0))
     q_length, q_offset = query_count_and_offset(request)
     q_offset = _copy_of_offset(q_offset)
-    padding = requested_padding_mask(request)
+    padding_mask = requested_padding_mask(request)
     standard_mask = None
-    if padding is not None and not bool(padding.all()):
-        mask_function = theirs.and_masks(mask_function, theirs.padding_mask_function(padding))
-    elif mask_function is getattr(theirs, "bidirectional_mask_function", None):
+    if padding_mask is not None and not bool(padding_mask.all()):
+        mask_function = hf_masks.and_masks(
+            mask_function, hf_masks.padding_mask_function(padding_mask)
+        )
+    elif mask_function is getattr(hf_masks, "bidirectional_mask_function", None):
         standard_mask = "full"
-    elif mask_function is theirs.causal_mask_function and q_length == request["kv_length"]:
+    elif mask_function is hf_masks.causal_mask_function and q_length == request["kv_length"]:
         standard_mask = "causal" if request.get("allow_is_causal_skip", True) else None
-    return LazyMask(mask_function, q_offset, kv_offset, forward, standard_mask)
+    return LazyMask(mask_function, q_offset, kv_offset, running_forward, standard_mask)
 
 
 def _copy_of_offset(offset: int | Tensor) -> int | Tensor:
@@ -134,25 +137,25 @@ def attend(
     key = key.to(value.dtype)
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
-    running = _running_attention(module, key)
+    running_attention = _running_attention(module, key)
     q_len = query.shape[2]
     if attention_mask is None and is_causal and 1 < q_len < key.shape[2]:
         # In transformers' interface no mask means that query i sees key i: the queries are the
         # first tokens of a static cache, and its other keys are still empty.
         key = key[:, :, :q_len]
         value = value[:, :, :q_len]
-        if running is not None:
-            running.keep_first_keys(q_len)
+        if running_attention is not None:
+            running_attention.keep_first_keys(q_len)
     kv_len = key.shape[2]
-    if running is None:
+    if running_attention is None:
         inputs = _inputs_without_encoding(q_len, kv_len, query.device)
     else:
         inputs = _EncodingInputs(
-            running.encoding,
-            running.positions,
-            running.kv_positions,
-            running.state,
-            running.kv_state,
+            running_attention.encoding,
+            running_attention.positions,
+            running_attention.kv_positions,
+            running_attention.state,
+            running_attention.kv_state,
         )
     sizes = (query.shape[0], query.shape[1], q_len, kv_len)
     mask = _choose_mask(
@@ -161,11 +164,11 @@ def attend(
         inputs.q_positions,
         inputs.kv_positions,
         sizes,
-        running,
+        running_attention,
         module,
     )
-    trial = TRIAL_RECORD.get()
-    if trial is not None:
+    trial_record = TRIAL_RECORD.get()
+    if trial_record is not None:
         call = AttentionCall(
             module,
             num_heads=query.shape[1],
@@ -176,8 +179,8 @@ def attend(
             causal=is_causal,
             positions=inputs.q_positions,
         )
-        trial.calls.append(call)
-        if trial.ignores_mask:
+        trial_record.calls.append(call)
+        if trial_record.ignores_mask:
             mask = None
     out = attention(
         query,
@@ -240,38 +243,41 @@ def _running_attention(module: nn.Module, key: Tensor) -> RunningAttention | Non
     if vars(module).get(LAYER_ATTRIBUTE) is None:
         _refuse_added_attention(module)
         return None
-    running = RUNNING_ATTENTION.get()
-    if running is None or running.module is not module:
+    running_attention = RUNNING_ATTENTION.get()
+    if running_attention is None or running_attention.module is not module:
         raise ValueError(
             f"posenc: the forward of {type(module).__name__} was called directly, which bypasses "
             "the encoding attached to it. Call the module, not its forward."
         )
-    num_positions = num_tokens(running.kv_positions, running.encoding.claims.num_axes)
+    num_positions = num_tokens(
+        running_attention.kv_positions, running_attention.encoding.claims.num_axes
+    )
     if num_positions != key.shape[2]:
         raise ValueError(
             f"posenc: {type(module).__name__} attends to {key.shape[2]} keys, and "
             f"{num_positions} positions are known: its keys come from a cache that "
             "transformers' Cache.update did not fill."
         )
-    running.computed_by_posenc = True
-    return running
+    running_attention.computed_by_posenc = True
+    return running_attention
 
 
 def _refuse_added_attention(module: nn.Module) -> None:
     """Raise ValueError if an attention module without an encoding runs in a stack whose attentions
     of the same class have one: it was added after `attach`, and would attend without the
     encoding."""
-    forward = RUNNING_FORWARD.get()
-    if LAYER_ATTRIBUTE in vars(module) or forward is None or torch.compiler.is_compiling():
+    running_forward = RUNNING_FORWARD.get()
+    if LAYER_ATTRIBUTE in vars(module) or running_forward is None or torch.compiler.is_compiling():
         return
-    with_encoding = [
+    modules_with_encoding = [
         hooked.module
-        for hooked in vars(forward.stack)[HOOKED_MODULES_ATTRIBUTE]
+        for hooked in vars(running_forward.stack)[HOOKED_MODULES_ATTRIBUTE]
         if LAYER_ATTRIBUTE in vars(hooked.module)
     ]
-    if any(type(hooked) is type(module) for hooked in with_encoding):
+    if any(type(hooked) is type(module) for hooked in modules_with_encoding):
         raise ValueError(
-            f"posenc: a {type(module).__name__} was added to {type(forward.stack).__name__} after "
+            f"posenc: a {type(module).__name__} was added to "
+            f"{type(running_forward.stack).__name__} after "
             "attach, and knows nothing of the encoding. Call posenc.hf.detach(model), add it, and "
             "attach again."
         )
@@ -298,10 +304,10 @@ def _mask_from_tensor(tensor: Tensor, sizes: tuple[int, int, int, int], module: 
 
     sizes: (batch, heads, q_len, kv_len) of this attention.
     """
-    fits = tensor.ndim == 4 and all(
+    has_fitting_shape = tensor.ndim == 4 and all(
         size in (1, expected_size) for size, expected_size in zip(tensor.shape, sizes, strict=True)
     )
-    if not fits:
+    if not has_fitting_shape:
         raise ValueError(
             f"posenc attention: attention_mask has shape {tuple(tensor.shape)}, and "
             f"{type(module).__name__} attends with (batch, heads, queries, keys) = {sizes}. Each "
@@ -309,12 +315,12 @@ def _mask_from_tensor(tensor: Tensor, sizes: tuple[int, int, int, int], module: 
             "has room for keys to come."
         )
     visible = _visible_keys(tensor).expand(-1, -1, sizes[2], sizes[3])
-    of_all_rows = tensor.shape[0] == 1
-    of_all_heads = tensor.shape[1] == 1
+    is_for_all_rows = tensor.shape[0] == 1
+    is_for_all_heads = tensor.shape[1] == 1
 
     def sees(pairs: Any) -> Tensor:
-        batch = 0 if of_all_rows else pairs.batch
-        head = 0 if of_all_heads else pairs.head
+        batch = 0 if is_for_all_rows else pairs.batch
+        head = 0 if is_for_all_heads else pairs.head
         return visible[batch, head, pairs.q_idx, pairs.kv_idx]
 
     return Mask(sees)
@@ -329,8 +335,8 @@ def _cut_unseen_keys(mask: Tensor, kv_len: int) -> Tensor:
     """
     if mask.shape[-1] <= kv_len:  # nothing to read, which would break a compiled graph
         return mask
-    unseen = mask[..., kv_len:]
-    return mask if bool(_visible_keys(unseen).any()) else mask[..., :kv_len]
+    mask_of_extra_keys = mask[..., kv_len:]
+    return mask if bool(_visible_keys(mask_of_extra_keys).any()) else mask[..., :kv_len]
 
 
 def _choose_mask(
@@ -339,25 +345,28 @@ def _choose_mask(
     q_positions: Tensor | range,
     kv_positions: Tensor | range,
     sizes: tuple[int, int, int, int],
-    running: RunningAttention | None,
+    running_attention: RunningAttention | None,
     module: nn.Module,
 ) -> Mask | None:
     """Return posenc's mask for this call of the interface, None if every key is visible. A causal
     mask goes by the order in memory and not by positions, which may restart in a packed row.
 
-    sizes: (batch, heads, q_len, kv_len). running: None for an attention without an encoding.
+    sizes: (batch, heads, q_len, kv_len). running_attention: None for an attention without an
+    encoding.
     """
     _, _, q_len, kv_len = sizes
-    has_several_axes = running is not None and running.encoding.claims.num_axes > 1
+    has_several_axes = (
+        running_attention is not None and running_attention.encoding.claims.num_axes > 1
+    )
     if has_several_axes:  # positions with several components have no order
         device = kv_positions.device if isinstance(kv_positions, Tensor) else None
         kv_positions = consecutive_positions(0, kv_len, device)
         q_positions = consecutive_positions(kv_len - q_len, q_len, device)
-    document_mask = _document_mask(running, q_len, kv_len) if is_causal else None
+    document_mask = _document_mask(running_attention, q_len, kv_len) if is_causal else None
     if isinstance(attention_mask, LazyMask) and attention_mask.standard_mask is None:
         return _combine_masks(attention_mask.bind(q_positions, kv_positions), document_mask)
     if isinstance(attention_mask, Tensor):
-        if _mask_is_from_model(running):
+        if _mask_is_from_model(running_attention):
             attention_mask = _cut_unseen_keys(attention_mask, kv_len)
         tensor_mask = _mask_from_tensor(attention_mask, sizes, module).bind(
             q_positions, kv_positions
@@ -373,32 +382,34 @@ def _choose_mask(
     are_consecutive = as_range(q_positions) is not None and as_range(kv_positions) is not None
     if has_several_axes or are_consecutive:
         return _combine_masks(causal, document_mask)
-    causal_by_index = Mask(lambda pairs: pairs.q_idx + (kv_len - q_len) >= pairs.kv_idx)
-    return _combine_masks(causal_by_index, document_mask).bind(q_positions, kv_positions)
+    causal_mask_by_index = Mask(lambda pairs: pairs.q_idx + (kv_len - q_len) >= pairs.kv_idx)
+    return _combine_masks(causal_mask_by_index, document_mask).bind(q_positions, kv_positions)
 
 
-def _combine_masks(mask: Mask, documents: Mask | None) -> Mask:
+def _combine_masks(mask: Mask, document_mask: Mask | None) -> Mask:
     """Return the mask that hides what `mask` hides and, in a packed row, other documents;
-    documents: the mask that hides these, or None."""
-    return mask if documents is None else mask & documents
+    document_mask: the mask that hides these, or None."""
+    return mask if document_mask is None else mask & document_mask
 
 
-def _mask_is_from_model(running: RunningAttention | None) -> bool:
+def _mask_is_from_model(running_attention: RunningAttention | None) -> bool:
     """Return True if a mask of four dimensions comes from the model's code and not from the caller:
     while `attach` tries the model out, and in a forward that was called without a mask."""
-    if running is None:
+    if running_attention is None:
         return TRIAL_RECORD.get() is not None
-    return not running.forward.has_mask
+    return not running_attention.running_forward.has_mask
 
 
-def _document_mask(running: RunningAttention | None, q_len: int, kv_len: int) -> Mask | None:
+def _document_mask(
+    running_attention: RunningAttention | None, q_len: int, kv_len: int
+) -> Mask | None:
     """Return the mask that separates the documents of a packed row; None if there is only one."""
-    if running is None or running.forward.documents is None:
+    if running_attention is None or running_attention.running_forward.document_of_token is None:
         return None
     # Only a forward without earlier tokens has documents: more keys than queries are those that a
     # static cache has not filled, and belong to none.
-    documents = running.forward.documents
-    return document(documents, F.pad(documents, (0, kv_len - q_len), value=-1))
+    document_of_token = running_attention.running_forward.document_of_token
+    return document(document_of_token, F.pad(document_of_token, (0, kv_len - q_len), value=-1))
 
 
 def _visible_keys(mask: Tensor) -> Tensor:

@@ -115,24 +115,24 @@ def attributes_that_omit_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any
     Empty for other families."""
     model_type = model.config.model_type
     if model_type == "bloom":
-        blooms = [m for m in model.modules() if type(m).__name__ == "BloomAttention"]
-        return [(m, {"forward": partial(bloom_attention, m)}) for m in blooms]
+        bloom_attentions = [m for m in model.modules() if type(m).__name__ == "BloomAttention"]
+        return [(m, {"forward": partial(bloom_attention, m)}) for m in bloom_attentions]
     changes: list[tuple[nn.Module, dict[str, Any]]] = []
     if model_type not in T5_MODEL_TYPES:
         return changes
     # T5's first layer passes its bias on to the next; an empty one keeps those from computing it.
-    no_bias = {"has_relative_attention_bias": True, "compute_bias": empty_bias}
-    for stack in model.modules():
-        blocks: Any = getattr(stack, "block", None)
+    attributes_without_bias = {"has_relative_attention_bias": True, "compute_bias": empty_bias}
+    for module in model.modules():
+        blocks: Any = getattr(module, "block", None)
         if blocks is None:
             continue
         first_attention = blocks[0].layer[0].SelfAttention
         for block in blocks:
             attention = block.layer[0].SelfAttention
             owner = attention if hasattr(attention, "relative_attention_bias") else first_attention
-            changes.append((attention, {**no_bias, "posenc_table": T5Table(owner)}))
+            changes.append((attention, {**attributes_without_bias, "posenc_table": T5Table(owner)}))
             if len(block.layer) > 2:
-                changes.append((block.layer[1].EncDecAttention, dict(no_bias)))
+                changes.append((block.layer[1].EncDecAttention, dict(attributes_without_bias)))
     return changes
 
 
@@ -176,16 +176,18 @@ def refuse_remaining_order(model: Any, stacks: list[Stack], example: dict[str, A
     """Raise ValueError if the model still depends on the order of its tokens. Without positions and
     causal mask, permuted tokens must give permuted hidden states."""
     for stack in stacks:
-        name = _token_argument(stack, example)
-        if name is None:
+        token_argument = _token_argument(stack, example)
+        if token_argument is None:
             raise ValueError(
                 "attach: own positions are taken out of models that read tokens; those of "
                 f'{type(model).__name__} stay, with model_positions="keep".'
             )
-        ids = example[name]
-        order = torch.arange(ids.shape[1], device=ids.device).roll(2)
+        token_ids = example[token_argument]
+        order = torch.arange(token_ids.shape[1], device=token_ids.device).roll(2)
         original = _hidden_states(model, stack.module, example)
-        permuted = _hidden_states(model, stack.module, {**example, name: ids[:, order]})
+        permuted = _hidden_states(
+            model, stack.module, {**example, token_argument: token_ids[:, order]}
+        )
         error = float((permuted - original[:, order]).abs().max() / original.abs().max())
         if not error <= rounding_tolerance(model):
             raise ValueError(
@@ -209,23 +211,26 @@ def _token_argument(stack: Stack, example: dict[str, Any]) -> str | None:
 def mixes_packed_texts(model: Any, stack: Stack, example: dict[str, Any]) -> bool:
     """Return True if a text of a packed row changes the one after it, because layers that are no
     attention, such as Mamba's, hand on what they have read. False if that cannot be tried."""
-    name = _token_argument(stack, example)
+    token_argument = _token_argument(stack, example)
     takes_ids = "position_ids" in inspect.signature(model.forward).parameters
-    if name != "input_ids" or "position_ids" in example or not takes_ids:
+    if token_argument != "input_ids" or "position_ids" in example or not takes_ids:
         return False
-    ids = example[name]
-    length = ids.shape[1]
+    token_ids = example[token_argument]
+    length = token_ids.shape[1]
     first_len = length // 2
     position_ids = torch.cat([torch.arange(first_len), torch.arange(length - first_len)]).to(
-        ids.device
+        token_ids.device
     )
-    packed = {**example, "position_ids": position_ids.expand(ids.shape)}
-    other_ids = ids.clone()
-    other_ids[:, :first_len] = ids[:, :first_len].flip(-1)
+    packed_arguments = {**example, "position_ids": position_ids.expand(token_ids.shape)}
+    other_token_ids = token_ids.clone()
+    other_token_ids[:, :first_len] = token_ids[:, :first_len].flip(-1)
     try:
-        original = _hidden_states(model, stack.module, packed, ignores_mask=False)
+        original = _hidden_states(model, stack.module, packed_arguments, ignores_mask=False)
         changed = _hidden_states(
-            model, stack.module, {**packed, name: other_ids}, ignores_mask=False
+            model,
+            stack.module,
+            {**packed_arguments, token_argument: other_token_ids},
+            ignores_mask=False,
         )
     except Exception:  # the family's code stops at a packed row, and will in the user's call
         return False

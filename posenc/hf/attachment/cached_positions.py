@@ -33,19 +33,26 @@ class AppendedChannels:
     made_by: str
 
     @classmethod
-    def for_attention(cls, running: RunningAttention, key_dim: int) -> "AppendedChannels":
+    def for_attention(cls, running_attention: RunningAttention, key_dim: int) -> "AppendedChannels":
         """Return the channels for the tokens that the running attention reads. States are stored in
         float32 at least."""
         are_whole = (
-            isinstance(running.positions, range) or not running.positions.is_floating_point()
+            isinstance(running_attention.positions, range)
+            or not running_attention.positions.is_floating_point()
         )
-        state = None
-        if running.state is not None:
-            shape = (running.state.shape[1], *running.state.shape[3:])
-            state = shape, torch.promote_types(running.state.dtype, torch.float32)
-        num_axes = running.encoding.claims.num_axes
-        dtype = torch.int64 if are_whole else torch.float64
-        return cls(key_dim, num_axes, dtype, state, running.layer.encoding_in_one_line)
+        state_layout = None
+        if running_attention.state is not None:
+            shape = (running_attention.state.shape[1], *running_attention.state.shape[3:])
+            state_layout = shape, torch.promote_types(running_attention.state.dtype, torch.float32)
+        num_axes = running_attention.encoding.claims.num_axes
+        positions_dtype = torch.int64 if are_whole else torch.float64
+        return cls(
+            key_dim,
+            num_axes,
+            positions_dtype,
+            state_layout,
+            running_attention.layer.encoding_in_one_line,
+        )
 
     @property
     def bytes_per_token(self) -> int:
@@ -58,24 +65,28 @@ class AppendedChannels:
         a token divided among its heads, rounded up."""
         return -(-self.bytes_per_token // k.shape[1])
 
-    def require_same_layout(self, new: "AppendedChannels") -> "AppendedChannels":
+    def require_same_layout(self, new_channels: "AppendedChannels") -> "AppendedChannels":
         """Return these channels of cached keys, in which new tokens can be stored too, after
-        comparing them with `new`, the channels of the new tokens. Only dtypes may differ.
+        comparing them with `new_channels`, the channels of the new tokens. Only dtypes may differ.
 
         Raises: ValueError if more differs, or if fractions of new positions would be cut off.
         """
         # Keys are stored without the encoding, but all layers after the first have read what it
         # did to the tokens.
-        if self.made_by != new.made_by:
+        if self.made_by != new_channels.made_by:
             raise ValueError(
                 f"posenc: the cache was filled with {self.made_by} attached, and now it is "
-                f"{new.made_by}. Start with an empty cache."
+                f"{new_channels.made_by}. Start with an empty cache."
             )
-        new_shape = None if new.state_layout is None else new.state_layout[0]
+        new_shape = None if new_channels.state_layout is None else new_channels.state_layout[0]
         shape = None if self.state_layout is None else self.state_layout[0]
-        if (new.key_dim, new.num_axes, new_shape) != (self.key_dim, self.num_axes, shape):
+        if (new_channels.key_dim, new_channels.num_axes, new_shape) != (
+            self.key_dim,
+            self.num_axes,
+            shape,
+        ):
             raise ValueError(_FOREIGN_KEYS_MESSAGE)
-        if self.positions_dtype == torch.int64 and new.positions_dtype == torch.float64:
+        if self.positions_dtype == torch.int64 and new_channels.positions_dtype == torch.float64:
             raise ValueError(
                 "posenc: the cache holds integer positions, and those of the new tokens are "
                 "floating-point numbers, whose fractions it would cut off. Hand position_ids of "
@@ -100,45 +111,46 @@ class AppendedChannels:
         batch, num_heads, length, _ = k.shape
         if positions.ndim == 1 + (self.num_axes > 1):
             positions = positions.expand(batch, *positions.shape)
-        by_axis = positions.reshape(batch, length, self.num_axes).to(self.positions_dtype)
-        channels = [_to_byte_channels(by_axis, k.dtype)]
+        positions_by_axis = positions.reshape(batch, length, self.num_axes).to(self.positions_dtype)
+        channels = [_to_byte_channels(positions_by_axis, k.dtype)]
         if state is not None:
             assert self.state_layout is not None
-            by_token = state.movedim(2, 1).reshape(batch, length, -1)
-            channels.append(_to_byte_channels(by_token.to(self.state_layout[1]), k.dtype))
+            states_by_token = state.movedim(2, 1).reshape(batch, length, -1)
+            channels.append(_to_byte_channels(states_by_token.to(self.state_layout[1]), k.dtype))
         num_channels = self.channels_per_head(k)
         num_unused = num_heads * num_channels - self.bytes_per_token
         channels.append(k.new_zeros(batch, length, num_unused))
-        by_head = torch.cat(channels, dim=-1).view(batch, length, num_heads, num_channels)
-        return torch.cat([k, by_head.transpose(1, 2)], dim=-1)
+        channels_by_head = torch.cat(channels, dim=-1).view(batch, length, num_heads, num_channels)
+        return torch.cat([k, channels_by_head.transpose(1, 2)], dim=-1)
 
-    def split_keys(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Split joined keys into keys, positions (batch, len) or (batch, len, axes), and states."""
-        keys = joined[..., : self.key_dim]
-        return keys, self.positions_in(joined), self.states_in(joined)
+    def split_keys(self, joined_keys: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Split `joined_keys` into keys, positions (batch, len) or (batch, len, axes), and
+        states."""
+        keys = joined_keys[..., : self.key_dim]
+        return keys, self.positions_in(joined_keys), self.states_in(joined_keys)
 
-    def positions_in(self, joined: Tensor) -> Tensor:
-        """Return the positions in joined keys: (batch, len) or (batch, len, axes)."""
-        columns = self._channels_by_token(joined)[
+    def positions_in(self, joined_keys: Tensor) -> Tensor:
+        """Return the positions in `joined_keys`: (batch, len) or (batch, len, axes)."""
+        columns = self._channels_by_token(joined_keys)[
             ..., : self.num_axes * self.positions_dtype.itemsize
         ]
         positions = _from_byte_channels(columns, self.positions_dtype)
         return positions[..., 0] if self.num_axes == 1 else positions
 
-    def states_in(self, joined: Tensor) -> Tensor | None:
-        """Return the states in joined keys: (batch, heads, len, ...); None if there are none."""
+    def states_in(self, joined_keys: Tensor) -> Tensor | None:
+        """Return the states in `joined_keys`: (batch, heads, len, ...); None if there are none."""
         if self.state_layout is None:
             return None
         shape, dtype = self.state_layout
-        after_positions = self.num_axes * self.positions_dtype.itemsize
-        columns = self._channels_by_token(joined)[..., after_positions : self.bytes_per_token]
+        positions_end = self.num_axes * self.positions_dtype.itemsize
+        columns = self._channels_by_token(joined_keys)[..., positions_end : self.bytes_per_token]
         state = _from_byte_channels(columns, dtype)
         return state.view(*state.shape[:2], *shape).movedim(1, 2)
 
-    def _channels_by_token(self, joined: Tensor) -> Tensor:
+    def _channels_by_token(self, joined_keys: Tensor) -> Tensor:
         """Return the appended channels of all heads, (batch, len, channels)."""
-        batch, _, length, _ = joined.shape
-        return joined[..., self.key_dim :].transpose(1, 2).reshape(batch, length, -1)
+        batch, _, length, _ = joined_keys.shape
+        return joined_keys[..., self.key_dim :].transpose(1, 2).reshape(batch, length, -1)
 
 
 def self_attention_cache(cache: Any) -> Any:
@@ -147,22 +159,24 @@ def self_attention_cache(cache: Any) -> Any:
     return getattr(cache, "self_attention_cache", cache)
 
 
-def cached_states(cache: Any, running: RunningAttention, device: torch.device) -> Tensor | None:
+def cached_states(
+    cache: Any, running_attention: RunningAttention, device: torch.device
+) -> Tensor | None:
     """Return the states of earlier tokens that the layer of a running attention has cached, on
     `device`; None if there are none.
 
     Raises: ValueError for a cache that a model without this encoding has filled.
     """
-    index = running.layer.cache_index
-    channels = cache.update.channels_by_layer.get(index)
+    layer_index = running_attention.layer.cache_index
+    channels = cache.update.channels_by_layer.get(layer_index)
     if channels is None or channels.state_layout is None:
         return None
-    keys = _joined_keys(cache, index)
-    if keys is None:
+    joined_keys = _joined_keys(cache, layer_index)
+    if joined_keys is None:
         return None
-    if keys.shape[-1] != channels.key_dim + channels.channels_per_head(keys):
+    if joined_keys.shape[-1] != channels.key_dim + channels.channels_per_head(joined_keys):
         raise ValueError(_FOREIGN_KEYS_MESSAGE)
-    return channels.states_in(keys.to(device))
+    return channels.states_in(joined_keys.to(device))
 
 
 def cached_positions(cache: Any) -> Tensor | None:
@@ -172,25 +186,25 @@ def cached_positions(cache: Any) -> Tensor | None:
     if not isinstance(update, PositionedUpdate):
         return None
     longest_keys: Tensor | None = None
-    channels: AppendedChannels | None = None
-    for index, layers_channels in update.channels_by_layer.items():
-        keys = _joined_keys(cache, index)
-        if keys is None or keys.shape[
+    channels_of_longest: AppendedChannels | None = None
+    for layer_index, channels_of_layer in update.channels_by_layer.items():
+        joined_keys = _joined_keys(cache, layer_index)
+        if joined_keys is None or joined_keys.shape[
             -1
-        ] != layers_channels.key_dim + layers_channels.channels_per_head(keys):
+        ] != channels_of_layer.key_dim + channels_of_layer.channels_per_head(joined_keys):
             continue
-        if longest_keys is None or keys.shape[2] > longest_keys.shape[2]:
-            longest_keys = keys
-            channels = layers_channels
-    if longest_keys is None or channels is None:
+        if longest_keys is None or joined_keys.shape[2] > longest_keys.shape[2]:
+            longest_keys = joined_keys
+            channels_of_longest = channels_of_layer
+    if longest_keys is None or channels_of_longest is None:
         return None
-    return channels.positions_in(longest_keys.detach())
+    return channels_of_longest.positions_in(longest_keys.detach())
 
 
-def _joined_keys(cache: Any, index: int) -> Tensor | None:
+def _joined_keys(cache: Any, layer_index: int) -> Tensor | None:
     """Return the cached keys of a layer with their appended channels, without places that are still
     empty; None if it holds no token."""
-    layer = _initialized_layer(cache, index)
+    layer = _initialized_layer(cache, layer_index)
     if layer is None:
         return None
     num_stored = int(layer.get_seq_length())
@@ -240,13 +254,13 @@ class PositionedUpdate:
         does, whose arguments these are. The running attention gets the positions and states of all
         keys."""
         update = type(self.cache).update
-        running = RUNNING_ATTENTION.get()
-        if running is None:
+        running_attention = RUNNING_ATTENTION.get()
+        if running_attention is None:
             self._refuse_after_detach(key_states, layer_idx)
             return update(self.cache, key_states, value_states, layer_idx, *args, **options)
-        channels = self._channels_of_new_keys(running, key_states, layer_idx)
-        positions = as_tensor(running.positions, key_states.device)
-        joined_keys = channels.append_to_keys(key_states, positions, running.state)
+        channels = self._channels_of_new_keys(running_attention, key_states, layer_idx)
+        positions = as_tensor(running_attention.positions, key_states.device)
+        joined_keys = channels.append_to_keys(key_states, positions, running_attention.state)
         joined_keys, values = update(
             self.cache, joined_keys, value_states, layer_idx, *args, **options
         )
@@ -254,17 +268,17 @@ class PositionedUpdate:
         if joined_keys.shape[2] == key_states.shape[2]:  # nothing came before
             return key_states, value_states
         keys, positions, state = channels.split_keys(joined_keys)
-        running.kv_positions = positions
+        running_attention.kv_positions = positions
         if state is not None:
-            assert running.state is not None
-            running.kv_state = state.to(running.state.dtype)
+            assert running_attention.state is not None
+            running_attention.kv_state = state.to(running_attention.state.dtype)
         return keys, values
 
-    def _refuse_after_detach(self, keys: Tensor, index: int) -> None:
+    def _refuse_after_detach(self, keys: Tensor, layer_index: int) -> None:
         """Raise ValueError if the cache holds positions, and the model no longer has an encoding to
         read them."""
-        channels = self.channels_by_layer.get(index)
-        layer = _initialized_layer(self.cache, index)
+        channels = self.channels_by_layer.get(layer_index)
+        layer = _initialized_layer(self.cache, layer_index)
         if channels is None or layer is None or not int(layer.get_seq_length()):
             return
         if keys.shape[-1] == channels.key_dim and layer.keys.shape[-1] != channels.key_dim:
@@ -274,19 +288,19 @@ class PositionedUpdate:
             )
 
     def _channels_of_new_keys(
-        self, running: RunningAttention, keys: Tensor, index: int
+        self, running_attention: RunningAttention, keys: Tensor, layer_index: int
     ) -> AppendedChannels:
         """Return the channels to append to new keys: those of the layer's earlier keys, if it holds
         any.
 
         Raises: ValueError if the earlier keys have others, or none.
         """
-        new_channels = AppendedChannels.for_attention(running, keys.shape[-1])
-        layer = _initialized_layer(self.cache, index)
+        new_channels = AppendedChannels.for_attention(running_attention, keys.shape[-1])
+        layer = _initialized_layer(self.cache, layer_index)
         if layer is None:
             return new_channels
         if int(layer.get_seq_length()):
-            cached_channels = self.channels_by_layer.get(index)
+            cached_channels = self.channels_by_layer.get(layer_index)
             if cached_channels is None or layer.keys.shape[
                 -1
             ] != cached_channels.key_dim + cached_channels.channels_per_head(keys):
@@ -299,10 +313,14 @@ class PositionedUpdate:
         return new_channels
 
 
-def _initialized_layer(cache: Any, index: int) -> Any:
+def _initialized_layer(cache: Any, layer_index: int) -> Any:
     """Return the cache's layer of this index; None if it is missing or has no room for keys yet."""
     layers = cache.layers
-    return layers[index] if index < len(layers) and layers[index].is_initialized else None
+    return (
+        layers[layer_index]
+        if layer_index < len(layers) and layers[layer_index].is_initialized
+        else None
+    )
 
 
 def _to_byte_channels(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -324,8 +342,8 @@ def _from_byte_channels(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     numbers = numbers.unflatten(-1, (-1, dtype.itemsize))
     values = numbers.detach().to(torch.uint8).contiguous().view(dtype).squeeze(-1)
     if numbers.requires_grad and dtype.is_floating_point:
-        first = numbers[..., 0]
-        values = values + (first - first.detach()).to(dtype)
+        first_byte = numbers[..., 0]
+        values = values + (first_byte - first_byte.detach()).to(dtype)
     return values
 
 

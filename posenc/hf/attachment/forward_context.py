@@ -32,15 +32,15 @@ class RunningForward:
 
     encoding: the stack's encoding, prepared for its positions. positions: (len) or (batch, len),
     plus an axis of components if the encoding takes several; None if the model has none (ViT).
-    documents: (len) or (batch, len), the document of each token in a packed row; None if there is
-    only one. has_mask: whether the caller gave an attention_mask. reset_token: resets
+    document_of_token: (len) or (batch, len), the document of each token in a packed row; None if
+    there is only one. has_mask: whether the caller gave an attention_mask. reset_token: resets
     RUNNING_FORWARD afterwards.
     """
 
     stack: nn.Module
     encoding: PositionEncoding
     positions: Tensor | range | None
-    documents: Tensor | None = None
+    document_of_token: Tensor | None = None
     has_mask: bool = False
     reset_token: Any = None
 
@@ -59,7 +59,7 @@ class RunningAttention:
     """
 
     module: nn.Module
-    forward: RunningForward
+    running_forward: RunningForward
     encoding: PositionEncoding
     positions: Tensor | range
     state: Tensor | None

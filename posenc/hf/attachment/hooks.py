@@ -137,11 +137,11 @@ def begin_stack(
     arguments = arguments | mask_argument
     kwargs = kwargs | mask_argument
     encoding: Any = getattr(stack, ENCODING_MODULE)
-    positions, documents = _positions_and_documents(arguments, encoding.claims.num_axes)
-    if documents is not None and vars(stack).get(MIXES_TEXTS_ATTRIBUTE):
-        refuse_mixed_texts(stack, documents)
+    positions, document_of_token = _positions_and_documents(arguments, encoding.claims.num_axes)
+    if document_of_token is not None and vars(stack).get(MIXES_TEXTS_ATTRIBUTE):
+        refuse_mixed_texts(stack, document_of_token)
     if positions is None:
-        prepared = encoding
+        prepared_encoding = encoding
     else:
         # Only these encodings change with the length. Reading it waits for a device.
         changes_with_length = not encoding.claims.cache_safe
@@ -151,7 +151,7 @@ def begin_stack(
             if changes_with_length and positions_tensor.numel()
             else None
         )
-        prepared = encoding.prepare(positions, length)
+        prepared_encoding = encoding.prepare(positions, length)
     has_mask = arguments.get("attention_mask") is not None
     if _positions_skip_padding(positions, arguments) and vars(stack).get(
         NEEDS_POSITION_IDS_ATTRIBUTE
@@ -159,12 +159,14 @@ def begin_stack(
         # Transformers would count the padding, too. That turns all keys and queries of a row alike,
         # but an encoding that changes them after this rotation needs not commute with it.
         kwargs = {**kwargs, "position_ids": positions}
-    forward = RunningForward(stack, prepared, positions, documents, has_mask)
-    forward.reset_token = RUNNING_FORWARD.set(forward)
-    embeds = kwargs.get("inputs_embeds")
-    if 1 in encoding.claims.places and embeds is not None:
-        embeds = _add_to_embeddings(forward, embeds)
-        kwargs = {**kwargs, "inputs_embeds": embeds}
+    running_forward = RunningForward(
+        stack, prepared_encoding, positions, document_of_token, has_mask
+    )
+    running_forward.reset_token = RUNNING_FORWARD.set(running_forward)
+    embeddings = kwargs.get("inputs_embeds")
+    if 1 in encoding.claims.places and embeddings is not None:
+        embeddings = _add_to_embeddings(running_forward, embeddings)
+        kwargs = {**kwargs, "inputs_embeds": embeddings}
     return args, kwargs
 
 
@@ -178,33 +180,35 @@ def _positions_skip_padding(positions: Tensor | range | None, arguments: dict[st
 
 def end_stack(stack: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
     """Clear the record of the running forward, also after an exception."""
-    forward = RUNNING_FORWARD.get()
-    if forward is not None and forward.stack is stack:
-        RUNNING_FORWARD.reset(forward.reset_token)
+    running_forward = RUNNING_FORWARD.get()
+    if running_forward is not None and running_forward.stack is stack:
+        RUNNING_FORWARD.reset(running_forward.reset_token)
 
 
 def encode_embeddings(table: nn.Module, args: tuple, out: Tensor) -> Tensor:
     """Return token embeddings with the encoding added; a forward hook of the embeddings."""
-    forward = RUNNING_FORWARD.get()
-    if forward is None:
+    running_forward = RUNNING_FORWARD.get()
+    if running_forward is None:
         raise ValueError(
             "posenc: the token embeddings were called outside of the model's forward, where "
             "positions are unknown."
         )
-    return _add_to_embeddings(forward, out)
+    return _add_to_embeddings(running_forward, out)
 
 
-def _add_to_embeddings(forward: RunningForward, embeddings: Tensor) -> Tensor:
+def _add_to_embeddings(running_forward: RunningForward, embeddings: Tensor) -> Tensor:
     """Return embeddings (batch, len, embed_dim) with the encoding added. Raise ValueError if the
     forward reads no tokens, and so has no positions."""
-    if forward.positions is None:
-        encoding_name = type(forward.encoding).__name__
-        stack_name = type(forward.stack).__name__
+    if running_forward.positions is None:
+        encoding_name = type(running_forward.encoding).__name__
+        stack_name = type(running_forward.stack).__name__
         raise ValueError(
             f"posenc: {encoding_name} adds positions to the embeddings of tokens, and this forward "
             f"of {stack_name} got neither input_ids nor inputs_embeds."
         )
-    return forward.encoding.embed(embeddings, as_tensor(forward.positions, embeddings.device))
+    return running_forward.encoding.embed(
+        embeddings, as_tensor(running_forward.positions, embeddings.device)
+    )
 
 
 def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -226,18 +230,18 @@ def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> N
             "this model passes them in a way that attach does not know."
         )
     all_arguments = (*args, *kwargs.values())
-    forward = _find_forward(module, layer, all_arguments)
-    positions = forward.positions
+    running_forward = _find_forward(module, layer, all_arguments)
+    positions = running_forward.positions
     if positions is None:
         positions = consecutive_positions(0, hidden_states.shape[1], hidden_states.device)
-    encoding = forward.encoding.for_layer(layer.index)
+    encoding = running_forward.encoding.for_layer(layer.index)
     if layer.builtin_bias is not None:
         refresh_table(module, layer.builtin_bias)
         adds_nothing = type(encoding) is PositionEncoding
         encoding = layer.builtin_bias if adds_nothing else Compose(layer.builtin_bias, encoding)
-    running = RunningAttention(
+    running_attention = RunningAttention(
         module,
-        forward,
+        running_forward,
         encoding,
         positions=positions,
         state=None,
@@ -248,17 +252,17 @@ def enter_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> N
     earlier_states = None
     cache = find_cache(all_arguments)
     refuse_chunked_attention_in_packed_rows(
-        module, forward, hidden_states.shape[1], cache is not None
+        module, running_forward, hidden_states.shape[1], cache is not None
     )
     if cache is not None:
         cache = self_attention_cache(cache)
         install_update(cache)
-        earlier_states = cached_states(cache, running, hidden_states.device)
-    running.state = encoding.state(
+        earlier_states = cached_states(cache, running_attention, hidden_states.device)
+    running_attention.state = encoding.state(
         hidden_states, as_tensor(positions, hidden_states.device), earlier_states
     )
-    running.kv_state = running.state
-    running.reset_token = RUNNING_ATTENTION.set(running)
+    running_attention.kv_state = running_attention.state
+    running_attention.reset_token = RUNNING_ATTENTION.set(running_attention)
 
 
 def _find_forward(
@@ -268,11 +272,11 @@ def _find_forward(
     because gradient checkpointing recomputes a layer outside of the stack's forward, or else the
     one in RUNNING_FORWARD. arguments: all of the module's."""
     for argument in arguments:
-        if isinstance(argument, LazyMask) and argument.forward is not None:
-            return argument.forward
-    forward = RUNNING_FORWARD.get()
-    if forward is not None:
-        return forward
+        if isinstance(argument, LazyMask) and argument.running_forward is not None:
+            return argument.running_forward
+    running_forward = RUNNING_FORWARD.get()
+    if running_forward is not None:
+        return running_forward
     if layer.has_positions:
         raise ValueError(
             f"posenc: {type(module).__name__} was called outside of "
@@ -289,12 +293,12 @@ def leave_attention(module: nn.Module, args: tuple, kwargs: dict[str, Any], out:
     Raises: ValueError if it returned without posenc's attention: another attention implementation
     has been set since `attach`, and the model's own positions are still removed.
     """
-    running = RUNNING_ATTENTION.get()
-    if running is None or running.module is not module:
+    running_attention = RUNNING_ATTENTION.get()
+    if running_attention is None or running_attention.module is not module:
         return
-    RUNNING_ATTENTION.reset(running.reset_token)
+    RUNNING_ATTENTION.reset(running_attention.reset_token)
     has_returned = out is not None
-    if has_returned and not running.computed_by_posenc:
+    if has_returned and not running_attention.computed_by_posenc:
         raise _bypass_error(module, "it did not call the attention interface of transformers")
 
 
@@ -331,14 +335,20 @@ def _mask_for_fractional_positions(arguments: dict[str, Any]) -> dict[str, Tenso
 
     Without a mask and a cache transformers takes every token whose position is not one more than
     the last one's for the first of a text, which would cut a text at each fraction. With a mask
-    only `text_beginnings` tells texts apart. arguments: those of the stack's forward.
+    only `mask_of_text_beginnings` tells texts apart. arguments: those of the stack's forward.
     """
-    ids = arguments.get("position_ids")
+    position_ids = arguments.get("position_ids")
     tokens = arguments.get("input_ids")
     tokens = arguments.get("inputs_embeds") if tokens is None else tokens
     has_cache = find_cache(arguments.values()) is not None
     has_mask = arguments.get("attention_mask") is not None
-    if ids is None or not ids.is_floating_point() or tokens is None or has_cache or has_mask:
+    if (
+        position_ids is None
+        or not position_ids.is_floating_point()
+        or tokens is None
+        or has_cache
+        or has_mask
+    ):
         return {}
     return {"attention_mask": torch.ones(tokens.shape[:2], dtype=torch.long, device=tokens.device)}
 
@@ -366,16 +376,16 @@ def _positions_and_documents(
         )
     cache = find_cache(arguments.values())
     num_cached = 0 if cache is None else int(self_attention_cache(cache).get_seq_length())
-    ids = arguments.get("position_ids")
-    if ids is None and CALLED_WITH_POSITION_IDS.get():
+    position_ids = arguments.get("position_ids")
+    if position_ids is None and CALLED_WITH_POSITION_IDS.get():
         raise ValueError(
             "posenc: position_ids were given, and this model's own code drops them (as BLOOM's "
             "does), so neither positions nor packed texts would be as they say. Leave them out, "
             "with one text in a row, or call the stack of layers with them, such as "
             "model.transformer(tokens, position_ids=ids)."
         )
-    if ids is not None:
-        return _positions_and_documents_of_ids(ids, num_axes, mask, cache, num_cached)
+    if position_ids is not None:
+        return _positions_and_documents_of_ids(position_ids, num_axes, mask, cache, num_cached)
     if num_axes > 1:
         raise ValueError(
             f"posenc: the encoding takes positions of {num_axes} components: hand the model "
@@ -390,61 +400,61 @@ def _positions_and_documents(
 
 
 def _positions_and_documents_of_ids(
-    ids: Tensor, num_axes: int, mask: Any, cache: Any, num_cached: int
+    position_ids: Tensor, num_axes: int, mask: Any, cache: Any, num_cached: int
 ) -> tuple[Tensor, Tensor | None]:
     """Return what `_positions_and_documents` returns, for position_ids of the caller.
 
-    ids: position_ids. mask: attention_mask, or None. cache: the KV cache, or None. num_cached:
-    tokens of a row that the cache has seen, also those that a window forgot.
+    position_ids: the caller's. mask: attention_mask, or None. cache: the KV cache, or None.
+    num_cached: tokens of a row that the cache has seen, also those that a window forgot.
 
     Raises: ValueError if the new tokens are not of the text that the cache holds, or if nothing
     says where a text of a packed row ends.
     """
-    ids = _integers_unless_fractional(ids)
-    token_numbers, ids = _split_token_numbers(ids, num_axes)
-    positions = _positions_from_ids(ids, num_axes)
+    position_ids = _integers_unless_fractional(position_ids)
+    token_numbers, position_ids = _split_token_numbers(position_ids, num_axes)
+    positions = _positions_from_ids(position_ids, num_axes)
     if cache is not None and num_cached:
         cached_numbers = None
         if num_axes == 1:  # else the cache holds components, and not the numbers of its tokens
             cached_numbers = cached_positions(self_attention_cache(cache))
-        refuse_another_text(ids, token_numbers, cached_numbers, mask, num_cached)
+        refuse_another_text(position_ids, token_numbers, cached_numbers, mask, num_cached)
         return positions, None
     if token_numbers is None:
-        refuse_packed_text(ids, mask)
+        refuse_packed_text(position_ids, mask)
         return positions, None
     return positions, document_numbers(token_numbers, mask)
 
 
-def _split_token_numbers(ids: Tensor, num_axes: int) -> tuple[Tensor | None, Tensor]:
+def _split_token_numbers(position_ids: Tensor, num_axes: int) -> tuple[Tensor | None, Tensor]:
     """Split position_ids into the number of each token in its text and the positions.
 
     The numbers are None if position_ids do not have them. Where positions have several components,
     generate() puts the numbers before them: (num_axes + 1, batch, len).
     """
     if num_axes == 1:
-        return (ids if ids.ndim <= 2 else None), ids
-    if ids.ndim == 3 and ids.shape[0] == num_axes + 1:
-        return ids[0], ids[1:]
-    return None, ids
+        return (position_ids if position_ids.ndim <= 2 else None), position_ids
+    if position_ids.ndim == 3 and position_ids.shape[0] == num_axes + 1:
+        return position_ids[0], position_ids[1:]
+    return None, position_ids
 
 
-def _integers_unless_fractional(ids: Tensor) -> Tensor:
+def _integers_unless_fractional(position_ids: Tensor) -> Tensor:
     """Return position_ids as integers, unless one has a fraction. In a compiled graph, which cannot
     look at them, their dtype stays."""
-    if not ids.is_floating_point() or torch.compiler.is_compiling():
-        return ids
-    is_whole = ids.isfinite() & (ids == ids.round())
-    return ids.long() if bool(is_whole.all()) else ids
+    if not position_ids.is_floating_point() or torch.compiler.is_compiling():
+        return position_ids
+    is_whole = position_ids.isfinite() & (position_ids == position_ids.round())
+    return position_ids.long() if bool(is_whole.all()) else position_ids
 
 
-def _positions_from_ids(ids: Tensor, num_axes: int) -> Tensor:
+def _positions_from_ids(position_ids: Tensor, num_axes: int) -> Tensor:
     """Convert position_ids to the shape that encodings read: (len) or (batch, len), and with
     several components (batch, len, num_axes) instead of (num_axes, batch, len)."""
-    if ids.ndim == 3 or num_axes > 1:
-        if ids.ndim != 3 or ids.shape[0] != num_axes:
+    if position_ids.ndim == 3 or num_axes > 1:
+        if position_ids.ndim != 3 or position_ids.shape[0] != num_axes:
             raise ValueError(
                 f"posenc: the encoding takes positions of {num_axes} components, and position_ids "
-                f"have shape {tuple(ids.shape)}."
+                f"have shape {tuple(position_ids.shape)}."
             )
-        return ids.movedim(0, -1).contiguous()
-    return drop_equal_rows(ids)
+        return position_ids.movedim(0, -1).contiguous()
+    return drop_equal_rows(position_ids)

@@ -72,12 +72,14 @@ def load(
     _check_record(folder, record, parameters_path)
     encodings_of_caller = (encoding, decoder)
     encodings = [
-        _resolve_encoding(folder / RECORD, stack, callers_encoding)
-        for stack, callers_encoding in zip(record["stacks"], encodings_of_caller, strict=False)
+        _resolve_encoding(folder / RECORD, stack_record, callers_encoding)
+        for stack_record, callers_encoding in zip(
+            record["stacks"], encodings_of_caller, strict=False
+        )
     ]
     transformers = import_quiet_transformers()
-    raw, _ = read_checked_folder(folder)
-    model_class = getattr(transformers, (raw.get("architectures") or [""])[0], None)
+    raw_config, _ = read_checked_folder(folder)
+    model_class = getattr(transformers, (raw_config.get("architectures") or [""])[0], None)
     if not isinstance(model_class, type) or not issubclass(
         model_class, transformers.PreTrainedModel
     ):
@@ -87,11 +89,11 @@ def load(
     refuse_nonfinite_weights(model, folder)
     decoder_encoding = encodings[1] if len(encodings) > 1 else None
     attach(model, encodings[0], decoder=decoder_encoding, model_positions=record["model_positions"])
-    for attached_to, stack in zip(
+    for stack, stack_record in zip(
         getattr(model, ATTACHMENT_ATTRIBUTE).stacks, record["stacks"], strict=True
     ):
         try:
-            share_parameters(getattr(attached_to, ENCODING_MODULE), _read_shared_names(stack))
+            share_parameters(getattr(stack, ENCODING_MODULE), _read_shared_names(stack_record))
         except ValueError as error:
             raise ValueError(f"{folder / RECORD}: {error}") from error
     _load_parameters(model, parameters_path)
@@ -113,9 +115,11 @@ def _check_record(folder: Path, record: dict[str, Any], parameters_path: Path) -
             f"{path}: expected format {FORMAT_VERSION} with {', '.join(sorted(required_keys))}, "
             f"got format {record.get('format')!r}. Another version of posenc may have written it."
         )
-    stacks = record["stacks"]
-    if not isinstance(stacks, list) or len(stacks) not in (1, 2):
-        raise ValueError(f"{path}: stacks must be a list of one encoding or two, got {stacks!r}.")
+    stack_records = record["stacks"]
+    if not isinstance(stack_records, list) or len(stack_records) not in (1, 2):
+        raise ValueError(
+            f"{path}: stacks must be a list of one encoding or two, got {stack_records!r}."
+        )
     if (
         hashlib.sha256(read_file_bytes(parameters_path, None)).hexdigest()
         != record["parameters_sha256"]
@@ -130,44 +134,45 @@ def _check_record(folder: Path, record: dict[str, Any], parameters_path: Path) -
 
 
 def _resolve_encoding(
-    path: Path, stack: Any, callers_encoding: PositionEncoding | None
+    path: Path, stack_record: Any, callers_encoding: PositionEncoding | None
 ) -> PositionEncoding:
     """Return the encoding of a stack: `callers_encoding`, or, if that is None, the one that its
-    record describes, with fresh parameters. stack: the record, an entry of "stacks" in posenc.json,
+    record describes, with fresh parameters. stack_record: an entry of "stacks" in posenc.json,
     at `path`.
 
     Raises: ValueError if `callers_encoding` is of another class, or the record describes none.
     """
-    if not isinstance(stack, dict) or "encoding" not in stack:
+    if not isinstance(stack_record, dict) or "encoding" not in stack_record:
         raise ValueError(f"{path}: each of stacks must be an object with an encoding.")
     if callers_encoding is not None:
-        if encoding_classes(callers_encoding) != stack.get("classes"):
+        if encoding_classes(callers_encoding) != stack_record.get("classes"):
             raise ValueError(
-                f"{path}: it has {stack.get('classes')}, got {encoding_classes(callers_encoding)}."
+                f"{path}: it has {stack_record.get('classes')}, got "
+                f"{encoding_classes(callers_encoding)}."
             )
         return callers_encoding
-    if stack["encoding"] is None:
+    if stack_record["encoding"] is None:
         raise ValueError(
-            f"{path}: {stack.get('classes')} cannot be built from a file: it is not posenc's "
-            "own, or an argument is more than numbers and names. Build it as before and hand it to "
-            "posenc.hf.load(folder, encoding=...)."
+            f"{path}: {stack_record.get('classes')} cannot be built from a file: it is not "
+            "posenc's own, or an argument is more than numbers and names. Build it as before and "
+            "hand it to posenc.hf.load(folder, encoding=...)."
         )
     try:
-        encoding = encoding_from_json(stack["encoding"])
+        encoding = encoding_from_json(stack_record["encoding"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    if repr_in_one_line(encoding) != stack.get("repr"):
+    if repr_in_one_line(encoding) != stack_record.get("repr"):
         raise ValueError(
             f"{path}: this version of posenc builds {repr_in_one_line(encoding)} from it, and "
-            f"{stack.get('repr')} was saved."
+            f"{stack_record.get('repr')} was saved."
         )
     return encoding
 
 
-def _read_shared_names(stack: dict[str, Any]) -> list[list[str]]:
+def _read_shared_names(stack_record: dict[str, Any]) -> list[list[str]]:
     """Return the names of each parameter that has several, from a stack's record in posenc.json.
     Raise ValueError for anything else."""
-    groups = stack.get("shared_parameters")
+    groups = stack_record.get("shared_parameters")
     if not isinstance(groups, list) or not all(_is_list_of_names(group) for group in groups):
         raise ValueError(f"shared_parameters must be lists of two names or more, got {groups!r}.")
     return groups

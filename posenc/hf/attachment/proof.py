@@ -39,20 +39,22 @@ NUM_MISSING_TOKENS = 2
 class StackOutput:
     """Hold the output of the last stack of a model, and the positions that it read.
 
-    hidden: its output, (batch, len, dim). positions: those of the queries in each of its
+    hidden_states: its output, (batch, len, dim). positions: those of the queries in each of its
     attentions, (batch, len) or (batch, len, axes). causal: none of its attentions looks ahead.
-    returned: what the model returned.
+    model_output: what the model returned.
     """
 
-    hidden: Tensor
+    hidden_states: Tensor
     positions: list[Tensor]
     causal: bool
-    returned: Any
+    model_output: Any
 
-    def select(self, rows: slice, tokens: slice = slice(None)) -> "StackOutput":
+    def select(self, row_slice: slice, token_slice: slice = slice(None)) -> "StackOutput":
         """Return the outcome of some rows of the batch, and of some of their tokens."""
-        places = [p[rows, tokens] for p in self.positions]
-        return StackOutput(self.hidden[rows, tokens], places, self.causal, self.returned)
+        positions = [p[row_slice, token_slice] for p in self.positions]
+        return StackOutput(
+            self.hidden_states[row_slice, token_slice], positions, self.causal, self.model_output
+        )
 
 
 def prove(model: Any, example: dict[str, Any]) -> None:
@@ -85,10 +87,10 @@ class _ForwardFailed(ValueError):
 class _Proof:
     """Run short forwards of one model and compare what they compute.
 
-    replaced: True if the encoding replaces the model's own positions. two_stacks: True for an
-    encoder-decoder. tolerance: see `rounding_tolerance`. compares_numbers: False if numbers of
-    steps differ by design, so that only positions are compared. per_token: names of the arguments
-    that have an entry for each token of the last stack.
+    replaces_positions: True if the encoding replaces the model's own positions. has_two_stacks:
+    True for an encoder-decoder. tolerance: see `rounding_tolerance`. compares_numbers: False if
+    numbers of steps differ by design, so that only positions are compared. per_token_arguments:
+    names of the arguments that have an entry for each token of the last stack.
     """
 
     def __init__(self, model: Any, example: dict[str, Any]) -> None:
@@ -98,24 +100,24 @@ class _Proof:
         encodings: list[Any] = [getattr(stack, ENCODING_MODULE) for stack in attachment.stacks]
         self.stack: nn.Module = attachment.stacks[-1]
         self.num_axes: int = encodings[-1].claims.num_axes
-        self.replaced = attachment.model_positions == "replace"
-        self.two_stacks = len(encodings) == 2
-        self.per_token = ("input_ids", "inputs_embeds", "position_ids")
-        if self.two_stacks:
-            self.per_token = ("decoder_input_ids",)
+        self.replaces_positions = attachment.model_positions == "replace"
+        self.has_two_stacks = len(encodings) == 2
+        self.per_token_arguments = ("input_ids", "inputs_embeds", "position_ids")
+        if self.has_two_stacks:
+            self.per_token_arguments = ("decoder_input_ids",)
         self.tolerance = rounding_tolerance(model)
         # Dynamic NTK rotates by the length read so far: steps differ from one pass by design.
         self.compares_numbers = all(e.claims.cache_safe for e in encodings)
 
     def compare_all(self) -> str | None:
         """Make all comparisons. Return in words what could not be compared, and why."""
-        token_arguments = [name for name in self.per_token[:2] if name in self.example]
-        other_arguments = sorted(set(self.example) - set(self.per_token))
-        if not token_arguments or (other_arguments and not self.two_stacks):
-            content = ", ".join(other_arguments) or "no tokens"
-            return f"in steps and with padding: its example has {content}"
+        token_arguments = [name for name in self.per_token_arguments[:2] if name in self.example]
+        other_arguments = sorted(set(self.example) - set(self.per_token_arguments))
+        if not token_arguments or (other_arguments and not self.has_two_stacks):
+            content_in_words = ", ".join(other_arguments) or "no tokens"
+            return f"in steps and with padding: its example has {content_in_words}"
         expected = self.run_finite_forward("a few tokens")
-        length = expected.hidden.shape[1]
+        length = expected.hidden_states.shape[1]
         if length <= NUM_MISSING_TOKENS:
             return f"in steps and with padding: its example has {length} tokens"
         bounds = sorted({0, length // 2, length - 1, length})
@@ -134,7 +136,7 @@ class _Proof:
         """Return the outcome of the example. Raise ValueError, which calls the example
         `example_in_words`, if it is NaN or infinite."""
         outcome = self.run_forward(self.example)
-        if not outcome.hidden.isfinite().all():
+        if not outcome.hidden_states.isfinite().all():
             raise ValueError(
                 f"attach: {type(self.model).__name__} returns NaN or infinity for "
                 f"{example_in_words}, so that nothing can be checked. Load its weights first, or "
@@ -145,11 +147,15 @@ class _Proof:
     def prove_patches_stay(self) -> None:
         """Raise ValueError if two forwards of one image differ. ViTMAE draws the patches that it
         keeps, and their order, which no attention sees."""
-        first = self.run_finite_forward("an image")
-        again = self.run_forward(self.example)
-        has_same_shape = first.hidden.shape == again.hidden.shape
-        largest = float(first.hidden.abs().max())
-        if has_same_shape and (first.hidden - again.hidden).abs().max() <= self.tolerance * largest:
+        first_output = self.run_finite_forward("an image")
+        second_output = self.run_forward(self.example)
+        has_same_shape = first_output.hidden_states.shape == second_output.hidden_states.shape
+        largest = float(first_output.hidden_states.abs().max())
+        if (
+            has_same_shape
+            and (first_output.hidden_states - second_output.hidden_states).abs().max()
+            <= self.tolerance * largest
+        ):
             return
         raise ValueError(
             f"attach: {type(self.model).__name__} reads one image differently each time: it drops "
@@ -157,71 +163,81 @@ class _Proof:
             "Attach to the model that reads whole images, such as ViTModel with these weights."
         )
 
-    def prove_padding(self, whole: StackOutput, *, cached: bool) -> None:
+    def prove_padding(self, whole_output: StackOutput, *, cached: bool) -> None:
         """Raise ValueError if a row that is padded next to a longer one computes something else
         than the same row by itself.
 
-        whole: the outcome of the example by itself. cached: True if the model returns a cache.
+        whole_output: the outcome of the example by itself. cached: True if the model returns a
+        cache.
         """
-        source = self.example["input_ids"]
-        batch, length = source.shape
-        short = self.shortened_example(length - NUM_MISSING_TOKENS)
-        short_output = self.run_forward(short)
-        pad_token = int(source[0, 0])
-        other_pad_token = int(source[0, -1])
+        input_ids = self.example["input_ids"]
+        batch, length = input_ids.shape
+        short_arguments = self.shortened_example(length - NUM_MISSING_TOKENS)
+        short_output = self.run_forward(short_arguments)
+        pad_token = int(input_ids[0, 0])
+        other_pad_token = int(input_ids[0, -1])
         for side in ("left", "right"):
-            padded = self.padded_batch(short, side, pad_token)
+            padded_arguments = self.padded_batch(short_arguments, side, pad_token)
             actual_in_words = f"next to padding on the {side}"
-            if side == "left" and cached and not self.two_stacks:
+            if side == "left" and cached and not self.has_two_stacks:
                 bounds = [0, length - NUM_MISSING_TOKENS, length]
-                readings = {actual_in_words: self.read_in_steps(padded, bounds)}
-                if (static_output := self.read_through_static_cache(padded, bounds)) is not None:
-                    readings[f"{actual_in_words}, through a static cache,"] = static_output
+                padded_outputs = {actual_in_words: self.read_in_steps(padded_arguments, bounds)}
+                if (
+                    static_output := self.read_through_static_cache(padded_arguments, bounds)
+                ) is not None:
+                    padded_outputs[f"{actual_in_words}, through a static cache,"] = static_output
             else:
-                readings = {actual_in_words: self.run_forward(padded)}
-            real_tokens = slice(None)
-            if not self.two_stacks:  # the rows of a decoder are as long as its own tokens
-                real_tokens = (
+                padded_outputs = {actual_in_words: self.run_forward(padded_arguments)}
+            real_token_slice = slice(None)
+            if not self.has_two_stacks:  # the rows of a decoder are as long as its own tokens
+                real_token_slice = (
                     slice(NUM_MISSING_TOKENS, None)
                     if side == "left"
                     else slice(0, length - NUM_MISSING_TOKENS)
                 )
             expected = short_output
-            if side == "left" and not self.replaced:
+            if side == "left" and not self.replaces_positions:
                 # The model's own positions may count padding, but no token may read it.
-                again = self.run_forward(self.padded_batch(short, side, other_pad_token))
-                expected = again.select(slice(batch, None), real_tokens)
+                output_of_other_padding = self.run_forward(
+                    self.padded_batch(short_arguments, side, other_pad_token)
+                )
+                expected = output_of_other_padding.select(slice(batch, None), real_token_slice)
                 expected.positions = short_output.positions
-            for actual_in_words, actual in readings.items():
+            for actual_in_words, actual in padded_outputs.items():
                 assert actual is not None
                 self.compare(
-                    actual_in_words, actual.select(slice(batch, None), real_tokens), expected
+                    actual_in_words, actual.select(slice(batch, None), real_token_slice), expected
                 )
                 if expected is short_output:
-                    self.compare(actual_in_words, actual.select(slice(0, batch)), whole)
+                    self.compare(actual_in_words, actual.select(slice(0, batch)), whole_output)
 
     def shortened_example(self, length: int) -> dict[str, Any]:
         """Return the example with its first `length` tokens: of the encoder, if there is one."""
-        if self.two_stacks:
+        if self.has_two_stacks:
             return {**self.example, "input_ids": self.example["input_ids"][:, :length]}
         return self.arguments_for_tokens(self.example, 0, length)
 
-    def padded_batch(self, short: dict[str, Any], side: str, pad_token: int) -> dict[str, Any]:
+    def padded_batch(
+        self, short_arguments: dict[str, Any], side: str, pad_token: int
+    ) -> dict[str, Any]:
         """Return the arguments for one batch: the example's rows, and below them the rows of
-        `short`, padded to the same length.
+        `short_arguments`, padded to the same length.
 
-        short: arguments for fewer tokens. side: "left" or "right". pad_token: id of the padding.
+        short_arguments: arguments for fewer tokens. side: "left" or "right". pad_token: id of the
+        padding.
         """
         pad_sizes = (NUM_MISSING_TOKENS, 0) if side == "left" else (0, NUM_MISSING_TOKENS)
         batch: dict[str, Any] = {}
         for name, value in self.example.items():
-            row = short[name]
-            if row.shape != value.shape:
-                row = F.pad(row, pad_sizes, value=pad_token if name == "input_ids" else 0)
-            row_dim = 1 if name == "position_ids" and row.ndim == 3 else 0
-            batch[name] = torch.cat([value, row], dim=row_dim)
+            short_value = short_arguments[name]
+            if short_value.shape != value.shape:
+                short_value = F.pad(
+                    short_value, pad_sizes, value=pad_token if name == "input_ids" else 0
+                )
+            row_dim = 1 if name == "position_ids" and short_value.ndim == 3 else 0
+            batch[name] = torch.cat([value, short_value], dim=row_dim)
         unpadded_mask = torch.ones_like(self.example["input_ids"])
-        padded_mask = F.pad(torch.ones_like(short["input_ids"]), pad_sizes)
+        padded_mask = F.pad(torch.ones_like(short_arguments["input_ids"]), pad_sizes)
         return {**batch, "attention_mask": torch.cat([unpadded_mask, padded_mask])}
 
     def arguments_for_tokens(
@@ -229,14 +245,14 @@ class _Proof:
     ) -> dict[str, Any]:
         """Return the arguments for the tokens from `first` to before `last` of the last stack; a
         mask keeps the tokens before them."""
-        selected = dict(arguments)
-        for name in self.per_token:
-            if name in selected:
+        step_arguments = dict(arguments)
+        for name in self.per_token_arguments:
+            if name in step_arguments:
                 token_dim = 1 if name == "inputs_embeds" else -1
-                selected[name] = selected[name].narrow(token_dim, first, last - first)
-        if "attention_mask" in selected and not self.two_stacks:
-            selected["attention_mask"] = selected["attention_mask"][:, :last]
-        return selected
+                step_arguments[name] = step_arguments[name].narrow(token_dim, first, last - first)
+        if "attention_mask" in step_arguments and not self.has_two_stacks:
+            step_arguments["attention_mask"] = step_arguments["attention_mask"][:, :last]
+        return step_arguments
 
     def read_in_steps(
         self,
@@ -251,21 +267,23 @@ class _Proof:
         cache} to read through; None for the cache that the model makes itself."""
         if not forward_takes(self.model, "use_cache"):
             return None
-        steps: list[StackOutput] = []
+        step_outputs: list[StackOutput] = []
         step_arguments: dict[str, Any] = {"use_cache": True, **(cache_argument or {})}
         for first, last in pairwise(bounds):
             if not step_arguments:
                 return None
-            steps.append(
+            step_outputs.append(
                 self.run_forward(
                     {**self.arguments_for_tokens(arguments, first, last), **step_arguments}
                 )
             )
-            step_arguments = arguments_for_next_step(self.model, steps[-1].returned)
-        by_layer = zip(*(step.positions for step in steps), strict=True)
-        joined = [torch.cat(places, dim=1) for places in by_layer]
-        hidden = torch.cat([step.hidden for step in steps], dim=1)
-        return StackOutput(hidden, joined, steps[0].causal, None)
+            step_arguments = arguments_for_next_step(self.model, step_outputs[-1].model_output)
+        positions_by_layer = zip(*(step.positions for step in step_outputs), strict=True)
+        joined_positions = [
+            torch.cat(layer_positions, dim=1) for layer_positions in positions_by_layer
+        ]
+        hidden = torch.cat([step.hidden_states for step in step_outputs], dim=1)
+        return StackOutput(hidden, joined_positions, step_outputs[0].causal, None)
 
     def read_through_static_cache(
         self, arguments: dict[str, Any], bounds: list[int]
@@ -296,27 +314,29 @@ class _Proof:
         handle = self.stack.register_forward_hook(record_output)
         try:
             with recorded_attention() as record:
-                returned = run_in_evaluation(self.model, arguments)
+                model_output = run_in_evaluation(self.model, arguments)
         except Exception as error:  # a family's code may raise anything
-            names = ", ".join(arguments)
+            arguments_in_words = ", ".join(arguments)
             raise self.error_naming_releases(
-                f"fails with {names} ({one_line(error)})", _ForwardFailed
+                f"fails with {arguments_in_words} ({one_line(error)})", _ForwardFailed
             ) from error
         finally:
             handle.remove()
-        layers = [(vars(call.module).get(LAYER_ATTRIBUTE), call) for call in record.calls]
-        own_calls = [call for layer, call in layers if layer and layer.stack is self.stack]
+        layers_and_calls = [(vars(call.module).get(LAYER_ATTRIBUTE), call) for call in record.calls]
+        own_calls = [
+            call for layer, call in layers_and_calls if layer and layer.stack is self.stack
+        ]
         hidden = outputs[-1].float()
         positions = [self.positions_by_row(call.positions, hidden) for call in own_calls]
-        return StackOutput(hidden, positions, all(call.causal for call in own_calls), returned)
+        return StackOutput(hidden, positions, all(call.causal for call in own_calls), model_output)
 
     def positions_by_row(self, positions: Tensor | range, hidden: Tensor) -> Tensor:
         """Return positions with an axis for the rows of the batch: (batch, len) or, with several
         components, (batch, len, axes)."""
-        by_row = as_tensor(positions, hidden.device)
-        if by_row.ndim == 1 + (self.num_axes > 1):
-            by_row = by_row.expand(hidden.shape[0], *by_row.shape)
-        return by_row.expand(hidden.shape[0], *by_row.shape[1:])
+        row_positions = as_tensor(positions, hidden.device)
+        if row_positions.ndim == 1 + (self.num_axes > 1):
+            row_positions = row_positions.expand(hidden.shape[0], *row_positions.shape)
+        return row_positions.expand(hidden.shape[0], *row_positions.shape[1:])
 
     def compare(self, actual_in_words: str, actual: StackOutput, expected: StackOutput) -> None:
         """Raise ValueError if positions differ, or hidden states by more than rounding.
@@ -333,8 +353,8 @@ class _Proof:
                 )
         if not self.compares_numbers:
             return
-        largest = expected.hidden.abs().max()
-        error = float((actual.hidden - expected.hidden).abs().max() / largest)
+        largest = expected.hidden_states.abs().max()
+        error = float((actual.hidden_states - expected.hidden_states).abs().max() / largest)
         if not error <= self.tolerance:
             raise self.error_naming_releases(
                 f"computes something else {actual_in_words}: hidden states differ by {error:.1e} "
@@ -342,16 +362,19 @@ class _Proof:
             )
 
     def error_naming_releases(
-        self, problem: str, kind: type[ValueError] = ValueError
+        self, problem: str, error_class: type[ValueError] = ValueError
     ) -> ValueError:
-        """Return the error of class `kind` for a problem such as "fails with input_ids", the end of
-        a sentence about this model with this encoding; it names the installed releases."""
+        """Return the error of class `error_class` for a problem such as "fails with input_ids",
+        the end of a sentence about this model with this encoding; it names the installed
+        releases."""
         encoding_name = type(getattr(self.stack, ENCODING_MODULE)).__name__
-        installed = versions("transformers", "torch")
-        releases = ", ".join(f"{name} {number}" for name, number in installed.items())
-        return kind(
+        installed_versions = versions("transformers", "torch")
+        releases_in_words = ", ".join(
+            f"{name} {version}" for name, version in installed_versions.items()
+        )
+        return error_class(
             f"attach: {type(self.model).__name__} with {encoding_name} {problem}. Either this "
             "model or the encoding cannot do that, or these releases do not fit together: "
-            f"{releases}. check=False attaches it all the same, to read rows without padding in "
-            "one pass."
+            f"{releases_in_words}. check=False attaches it all the same, to read rows without "
+            "padding in one pass."
         )

@@ -21,7 +21,7 @@ from posenc.hf.checkpoint import files
 from posenc.runtimes.files.model_folder import MARK, RECORD
 
 _POSENC_PREFIX = "posenc."
-_JSON_SCALARS = (bool, int, float, str, type(None))
+_JSON_SCALAR_TYPES = (bool, int, float, str, type(None))
 
 
 def encoding_to_json(encoding: PositionEncoding) -> dict[str, Any] | None:
@@ -52,14 +52,14 @@ def encoding_from_json(record: Any) -> PositionEncoding:
 def _to_json(value: Any) -> Any:
     """Convert a value to plain JSON; encodings and scalings become their class and arguments. Raise
     TypeError for what JSON cannot describe."""
-    if isinstance(value, _JSON_SCALARS):
+    if isinstance(value, _JSON_SCALAR_TYPES):
         return value
     if isinstance(value, list | tuple):
         return [_to_json(item) for item in value]
-    is_posencs = type(value).__module__.startswith(_POSENC_PREFIX)
-    if is_posencs and isinstance(value, PositionEncoding):
+    is_from_posenc = type(value).__module__.startswith(_POSENC_PREFIX)
+    if is_from_posenc and isinstance(value, PositionEncoding):
         arguments = vars(value).get("_explicit_arguments", {})
-    elif is_posencs and is_dataclass(value) and not isinstance(value, type):
+    elif is_from_posenc and is_dataclass(value) and not isinstance(value, type):
         arguments = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
     else:
         raise TypeError(f"{type(value).__name__} cannot be written")
@@ -95,11 +95,11 @@ def _from_json(value: Any) -> Any:
 
 def _posenc_class(path: Any) -> Any:
     """Return the class at `path`, which must be an encoding or scaling of posenc."""
-    module, _, name = path.partition(":") if isinstance(path, str) else ("", "", "")
+    module_name, _, class_name = path.partition(":") if isinstance(path, str) else ("", "", "")
     loaded_class = None
-    if module.startswith(_POSENC_PREFIX) and name.isidentifier():
+    if module_name.startswith(_POSENC_PREFIX) and class_name.isidentifier():
         try:
-            loaded_class = getattr(importlib.import_module(module), name, None)
+            loaded_class = getattr(importlib.import_module(module_name), class_name, None)
         except ImportError:
             loaded_class = None
     if not isinstance(loaded_class, type) or not issubclass(
@@ -121,7 +121,7 @@ def hook_save_pretrained(model: Any) -> None:
     replacement = {
         "save_pretrained": partial(_save_with_encoding, model)
     }  # which pickles, unlike a bound function
-    getattr(model, ATTACHMENT_ATTRIBUTE).changed.append((model, replacement, {}))
+    getattr(model, ATTACHMENT_ATTRIBUTE).changed_attributes.append((model, replacement, {}))
     vars(model).update(replacement)
 
 
@@ -171,7 +171,7 @@ def write_encoding(model: Any, folder: Path) -> None:
         for i, encoding in enumerate(encodings)
         for name, tensor in encoding.state_dict().items()
     }
-    parameters = save(tensors)
+    parameter_bytes = save(tensors)
     record = {
         "format": FORMAT_VERSION,
         "model": type(model).__name__,
@@ -186,9 +186,9 @@ def write_encoding(model: Any, folder: Path) -> None:
             for encoding in encodings
         ],
         "weights_fingerprint": weights_fingerprint(folder),
-        "parameters_sha256": hashlib.sha256(parameters).hexdigest(),
+        "parameters_sha256": hashlib.sha256(parameter_bytes).hexdigest(),
     }
-    write_atomically(folder / PARAMETERS_FILE, parameters)
+    write_atomically(folder / PARAMETERS_FILE, parameter_bytes)
     write_atomically(folder / RECORD, strict_json(record, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -205,10 +205,10 @@ def encoding_classes(encoding: nn.Module) -> list[str]:
 def shared_parameter_names(encoding: nn.Module) -> list[list[str]]:
     """Return a list of names for each parameter that has several names, as that of DeBERTa's table,
     which all layers read."""
-    names: dict[int, list[str]] = {}
+    names_by_id: dict[int, list[str]] = {}
     for name, parameter in encoding.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return [names_of_one for names_of_one in names.values() if len(names_of_one) > 1]
+        names_by_id.setdefault(id(parameter), []).append(name)
+    return [names_of_one for names_of_one in names_by_id.values() if len(names_of_one) > 1]
 
 
 def share_parameters(encoding: nn.Module, groups: list[list[str]]) -> None:
@@ -216,16 +216,18 @@ def share_parameters(encoding: nn.Module, groups: list[list[str]]) -> None:
 
     Raises: ValueError for a name that is no parameter, and for other shapes.
     """
-    for first, *others in groups:
+    for first_name, *other_names in groups:
         try:
-            parameter = encoding.get_parameter(first)
-            for name in others:
-                module, _, attribute = name.rpartition(".")
+            parameter = encoding.get_parameter(first_name)
+            for name in other_names:
+                module_path, _, attribute = name.rpartition(".")
                 if encoding.get_parameter(name).shape != parameter.shape:
-                    raise ValueError(f"{first} and {name} have other shapes, and were one.")
-                setattr(encoding.get_submodule(module), attribute, parameter)
+                    raise ValueError(f"{first_name} and {name} have other shapes, and were one.")
+                setattr(encoding.get_submodule(module_path), attribute, parameter)
         except AttributeError as error:
-            raise ValueError(f"{', '.join([first, *others])} were one parameter: {error}") from None
+            raise ValueError(
+                f"{', '.join([first_name, *other_names])} were one parameter: {error}"
+            ) from None
 
 
 def weights_fingerprint(folder: Path) -> str:
@@ -241,6 +243,6 @@ def weights_fingerprint(folder: Path) -> str:
                 shape = tensor_slice.get_shape()
                 digest.update(f"{name} {tensor_slice.get_dtype()} {shape}".encode())
                 tensor: Tensor = tensor_slice[:1] if shape else weights_file.get_tensor(name)
-                first = tensor.flatten()[:HASHED_ELEMENTS_PER_WEIGHT].contiguous()
-                digest.update(first.view(torch.uint8).numpy().tobytes() if shape else b"")
+                first_elements = tensor.flatten()[:HASHED_ELEMENTS_PER_WEIGHT].contiguous()
+                digest.update(first_elements.view(torch.uint8).numpy().tobytes() if shape else b"")
     return digest.hexdigest()

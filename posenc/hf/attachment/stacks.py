@@ -78,14 +78,14 @@ def find_stacks(model: Any, example: dict[str, Any]) -> list[Stack]:
 
     Raises: ValueError if an attention module bypasses transformers' interface, or none calls it.
     """
-    called: set[nn.Module] = set()
+    called_modules: set[nn.Module] = set()
     widths: dict[nn.Module, int] = {}
 
     def record_call(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        called.add(module)
-        x = kwargs.get("hidden_states", args[0] if args else None)
-        if isinstance(x, Tensor):
-            widths[module] = x.shape[-1]
+        called_modules.add(module)
+        hidden_states = kwargs.get("hidden_states", args[0] if args else None)
+        if isinstance(hidden_states, Tensor):
+            widths[module] = hidden_states.shape[-1]
 
     handles = [m.register_forward_pre_hook(record_call, with_kwargs=True) for m in model.modules()]
     try:
@@ -99,20 +99,22 @@ def find_stacks(model: Any, example: dict[str, Any]) -> list[Stack]:
     finally:
         for handle in handles:
             handle.remove()
-    names = {module: name for name, module in model.named_modules()}
-    _refuse_bypassing_attention(model, names, called, {call.module for call in record.calls})
+    name_of_module = {module: name for name, module in model.named_modules()}
+    _refuse_bypassing_attention(
+        model, name_of_module, called_modules, {call.module for call in record.calls}
+    )
     stacks: dict[nn.Module, Stack] = {}
     cross_attentions: list[nn.Module] = []
     for call in record.calls:
         if call.q_len != call.kv_len:
             cross_attentions.append(call.module)
             continue
-        owner = _innermost_called_model(model, names[call.module], called)
+        owner = _innermost_called_model(model, name_of_module[call.module], called_modules)
         stack = stacks.setdefault(owner, Stack(owner, [], widths[call.module]))
         if all(call.module is not other.module for other in stack.attentions):
             stack.attentions.append(call)
     for module in cross_attentions:
-        owner = _innermost_called_model(model, names[module], called)
+        owner = _innermost_called_model(model, name_of_module[module], called_modules)
         if owner in stacks:
             stacks[owner].cross_attentions.append(module)
     return list(stacks.values())
@@ -147,11 +149,11 @@ def run_in_evaluation(model: Any, example: dict[str, Any]) -> Any:
 def rounding_tolerance(model: Any) -> float:
     """Return the largest difference of hidden states, relative to the largest of them, that
     rounding may explain: two orders of the same computation in the model's dtype differ by less."""
-    device = model.device.type
+    device_type = model.device.type
     is_exact = torch.get_float32_matmul_precision() == "highest"
     is_coarse = (
         getattr(model, "is_quantized", False)
-        or torch.is_autocast_enabled(device)
+        or torch.is_autocast_enabled(device_type)
         or (model.dtype == torch.float32 and not is_exact)  # TF32
     )
     return (
@@ -182,45 +184,49 @@ def stack_shape(stack: Stack, config: Any) -> ModelShape:
 
 
 def _refuse_bypassing_attention(
-    model: Any, names: dict[nn.Module, str], called: set[nn.Module], callers: set[nn.Module]
+    model: Any,
+    name_of_module: dict[nn.Module, str],
+    called_modules: set[nn.Module],
+    calling_modules: set[nn.Module],
 ) -> None:
     """Raise ValueError if a module named Attention ran, and neither it nor a module inside or
     around it called transformers' interface.
 
-    names: of all modules. called: those that ran. callers: those that called the interface.
+    name_of_module: for all modules. called_modules: those that ran. calling_modules: those that
+    called the interface.
     """
-    names_of_callers = [names[module] for module in callers]
-    bypassing = [
+    names_of_callers = [name_of_module[module] for module in calling_modules]
+    bypassing_names = [
         name
-        for module, name in names.items()
-        if module in called
+        for module, name in name_of_module.items()
+        if module in called_modules
         and "Attention" in type(module).__name__
         and not any(
             _is_same_or_inside(name, other) or _is_same_or_inside(other, name)
             for other in names_of_callers
         )
     ]
-    if not names_of_callers or bypassing:
-        what_bypasses = f"its {bypassing[0]}" if bypassing else type(model).__name__
+    if not names_of_callers or bypassing_names:
+        what_bypasses = f"its {bypassing_names[0]}" if bypassing_names else type(model).__name__
         raise ValueError(
             f"attach: the attention of {type(model).__name__} cannot be replaced: transformers "
             f"has {what_bypasses} outside its attention interface, where no encoding can reach it."
         )
 
 
-def _is_same_or_inside(name: str, other: str) -> bool:
-    """Return True if the module `name` is the module `other` or inside of it."""
-    return name == other or name.startswith(f"{other}.")
+def _is_same_or_inside(name: str, outer_name: str) -> bool:
+    """Return True if the module `name` is the module `outer_name` or inside of it."""
+    return name == outer_name or name.startswith(f"{outer_name}.")
 
 
-def _innermost_called_model(model: Any, name: str, called: set[nn.Module]) -> nn.Module:
+def _innermost_called_model(model: Any, name: str, called_modules: set[nn.Module]) -> nn.Module:
     """Return the innermost transformers model that was called and contains the module `name`."""
     from transformers import PreTrainedModel
 
     innermost: nn.Module = model
     module: nn.Module = model
     for part in name.split("."):
-        if isinstance(module, PreTrainedModel) and module in called:
+        if isinstance(module, PreTrainedModel) and module in called_modules:
             innermost = module
         module = getattr(module, part)
     return innermost

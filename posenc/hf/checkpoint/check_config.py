@@ -70,21 +70,21 @@ def read_text_config(path: Path) -> dict[str, Any]:
 
     Raises: ValueError for a file that cannot be read, or a value that no model can have.
     """
-    raw = read_json(path)
-    inner_config = raw.get("text_config")
-    raw = inner_config if isinstance(inner_config, dict) else raw
-    check_config_values(raw, path)
-    return raw
+    raw_config = read_json(path)
+    inner_config = raw_config.get("text_config")
+    raw_config = inner_config if isinstance(inner_config, dict) else raw_config
+    check_config_values(raw_config, path)
+    return raw_config
 
 
-def check_config_values(raw: dict[str, Any], path: Path) -> None:
+def check_config_values(raw_config: dict[str, Any], path: Path) -> None:
     """Raise ValueError, naming file and key, if config.json has a value that no model can have."""
-    for key, value in raw.items():
+    for key, value in raw_config.items():
         if value is not None:
             _check_value(key, value, path)
         elif key in REQUIRED_KEYS:
             raise _count_error(key, value, path)
-    class_names = raw.get("architectures")
+    class_names = raw_config.get("architectures")
     if class_names is not None and not _is_list_of_names(class_names):
         raise ValueError(f"{path}: architectures must be a list of names, got {class_names!r}.")
 
@@ -111,11 +111,11 @@ def _is_list_of_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-def check_layer_count(raw: dict[str, Any], num_tensors: int, path: Path) -> None:
+def check_layer_count(raw_config: dict[str, Any], num_tensors: int, path: Path) -> None:
     """Raise ValueError if the config asks for many more layers than there are tensors: a million
     layers would take hours to build before the missing weights are noticed."""
     for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
-        num_layers = raw.get(key) or 0
+        num_layers = raw_config.get(key) or 0
         # Up to 128 layers build fast; the missing weights are named then.
         if num_layers > max(128, num_tensors):
             raise ValueError(
@@ -133,13 +133,13 @@ def is_positive(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value and math.isfinite(value)
 
 
-def check_rotary_keys(raw: dict[str, Any], path: Path = Path("config.json")) -> None:
+def check_rotary_keys(raw_config: dict[str, Any], path: Path = Path("config.json")) -> None:
     """Refuse a config.json whose rotary keys contradict each other or leave the frequencies open.
 
     Raises: ValueError naming the file, the keys and what to do.
     """
-    rope_parameters = _read_object(raw, "rope_parameters", path)
-    rope_scaling = _read_object(raw, "rope_scaling", path)
+    rope_parameters = _read_object(raw_config, "rope_parameters", path)
+    rope_scaling = _read_object(raw_config, "rope_scaling", path)
     comparable_parameters = _part_comparable_to_scaling(rope_parameters, rope_scaling)
     has_both = bool(rope_parameters and rope_scaling)
     if has_both and _canonical_keys(comparable_parameters) != _canonical_keys(rope_scaling):
@@ -148,16 +148,16 @@ def check_rotary_keys(raw: dict[str, Any], path: Path = Path("config.json")) -> 
             "rope_scaling: delete the one that is wrong."
         )
     for layer_type, parameters in _keys_by_layer_type(rope_parameters or rope_scaling).items():
-        _check_parameters(parameters, raw, path)
+        _check_parameters(parameters, raw_config, path)
         if layer_type == FULL_ATTENTION:  # to whose layers the rope_theta outside belongs
-            _check_thetas_agree(parameters, raw, path)
+            _check_thetas_agree(parameters, raw_config, path)
         if rope_parameters:
-            _check_theta_given(parameters, raw, path)
+            _check_theta_given(parameters, raw_config, path)
 
 
-def _read_object(raw: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
+def _read_object(raw_config: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
     """Return the object under a key, {} if there is none. Raise ValueError for anything else."""
-    value = raw.get(key)
+    value = raw_config.get(key)
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"{path}: {key} must be an object or null, got {value!r}.")
     return value or {}
@@ -166,19 +166,21 @@ def _read_object(raw: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
 def _keys_by_layer_type(rotary_keys: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the rotary keys by layer type, without types that have none. Keys without layer types
     count as those of full attention."""
-    nested = {key: value for key, value in rotary_keys.items() if isinstance(value, dict)}
-    by_layer_type = nested or {FULL_ATTENTION: rotary_keys}
+    nested_keys = {key: value for key, value in rotary_keys.items() if isinstance(value, dict)}
+    by_layer_type = nested_keys or {FULL_ATTENTION: rotary_keys}
     return {key: parameters for key, parameters in by_layer_type.items() if parameters}
 
 
-def _check_parameters(parameters: dict[str, Any], raw: dict[str, Any], path: Path) -> None:
+def _check_parameters(parameters: dict[str, Any], raw_config: dict[str, Any], path: Path) -> None:
     """Raise ValueError for a rope_type or keys that transformers does not read as written."""
     if "attn_factor" in parameters:
         raise ValueError(
             f"{path} gives attn_factor, which multiplies YaRN's temperature, where transformers "
             "reads attention_factor, which replaces it: write attention_factor with the product."
         )
-    allowed_keys = KNOWN_ROTARY_KEYS | ({"alpha"} if raw.get("model_type") in HUNYUAN else set())
+    allowed_keys = KNOWN_ROTARY_KEYS | (
+        {"alpha"} if raw_config.get("model_type") in HUNYUAN else set()
+    )
     unknown_keys = sorted(set(parameters) - allowed_keys)
     if unknown_keys:
         raise ValueError(
@@ -194,7 +196,7 @@ def _check_parameters(parameters: dict[str, Any], raw: dict[str, Any], path: Pat
     _check_values(parameters, rope_type, path)
     has_original_length = bool(
         parameters.get("original_max_position_embeddings")
-        or raw.get("original_max_position_embeddings")
+        or raw_config.get("original_max_position_embeddings")
     )
     if rope_type in TYPES_WITH_ORIGINAL_LENGTH and not has_original_length:
         raise ValueError(
@@ -203,10 +205,10 @@ def _check_parameters(parameters: dict[str, Any], raw: dict[str, Any], path: Pat
         )
 
 
-def _check_thetas_agree(parameters: dict[str, Any], raw: dict[str, Any], path: Path) -> None:
+def _check_thetas_agree(parameters: dict[str, Any], raw_config: dict[str, Any], path: Path) -> None:
     """Raise ValueError for two different bases, one in the rotary keys and one outside of them."""
     inner_theta = parameters.get("rope_theta")
-    outer_theta = raw.get("rope_theta")
+    outer_theta = raw_config.get("rope_theta")
     if (
         inner_theta is not None
         and outer_theta is not None
@@ -218,9 +220,9 @@ def _check_thetas_agree(parameters: dict[str, Any], raw: dict[str, Any], path: P
         )
 
 
-def _check_theta_given(parameters: dict[str, Any], raw: dict[str, Any], path: Path) -> None:
+def _check_theta_given(parameters: dict[str, Any], raw_config: dict[str, Any], path: Path) -> None:
     """Raise ValueError if neither the rotary keys nor the config has a base."""
-    if parameters.get("rope_theta") is None and raw.get("rope_theta") is None:
+    if parameters.get("rope_theta") is None and raw_config.get("rope_theta") is None:
         raise ValueError(
             f"{path}: rope_parameters without rope_theta; transformers would assume its default of "
             "10000. Add the base the model was trained with."
@@ -265,13 +267,13 @@ def _part_comparable_to_scaling(
     """Return the part of rope_parameters that can be compared with rope_scaling: the keys of full
     attention if rope_scaling has no layer types, else all."""
     is_nested = any(isinstance(value, dict) for value in rope_scaling.values())
-    full_attention = rope_parameters.get(FULL_ATTENTION)
-    if isinstance(full_attention, dict) and not is_nested:
-        return full_attention
+    full_attention_keys = rope_parameters.get(FULL_ATTENTION)
+    if isinstance(full_attention_keys, dict) and not is_nested:
+        return full_attention_keys
     return rope_parameters
 
 
 def _canonical_keys(parameters: dict[str, Any]) -> dict[str, Any]:
     """Rename type to rope_type and remove rope_theta, so that equal settings compare equal."""
-    renamed = {("rope_type" if k == "type" else k): v for k, v in parameters.items()}
-    return {k: v for k, v in renamed.items() if k != "rope_theta"}
+    renamed_parameters = {("rope_type" if k == "type" else k): v for k, v in parameters.items()}
+    return {k: v for k, v in renamed_parameters.items() if k != "rope_theta"}

@@ -11,8 +11,8 @@ from posenc.files.opening import open_ordinary
 from posenc.runtimes.files.json_object import LARGEST_INDEX, read_json
 from posenc.runtimes.files.model_folder import TOKENIZER_FILES, path_inside
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-PICKLES = ("*.bin", "*.pt", "*.pth")
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 KEYS_OF_OTHER_FILES = ("transformers_weights", "configuration_files")
 
@@ -82,12 +82,12 @@ def _refuse_outside_files(path: Path, key: str, value: Any) -> None:
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files that transformers reads. Raise ValueError if there are none, or
     if the index names a file outside of the folder."""
-    if (folder / WEIGHTS).exists():
-        return [path_inside(folder, WEIGHTS, "the weights")]
-    if (folder / INDEX).exists():
+    if (folder / WEIGHTS_FILE).exists():
+        return [path_inside(folder, WEIGHTS_FILE, "the weights")]
+    if (folder / INDEX_FILE).exists():
         return _indexed_files(folder)
-    pickles = sorted(p.name for pattern in PICKLES for p in folder.glob(pattern))
-    found_in_words = f"only {', '.join(pickles)}" if pickles else "none"
+    pickle_names = sorted(p.name for pattern in PICKLE_PATTERNS for p in folder.glob(pattern))
+    found_in_words = f"only {', '.join(pickle_names)}" if pickle_names else "none"
     raise ValueError(
         f"{folder}: weights must be safetensors, found {found_in_words}. "
         "Convert them with the code that made them; pickle files can run code and are never read."
@@ -96,14 +96,14 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _indexed_files(folder: Path) -> list[Path]:
     """Return the files among which an index divides the weights, each once."""
-    file_of_weight = read_json(path_inside(folder, INDEX, "the index"), LARGEST_INDEX).get(
+    file_of_weight = read_json(path_inside(folder, INDEX_FILE, "the index"), LARGEST_INDEX).get(
         "weight_map"
     )
     if not isinstance(file_of_weight, dict) or not all(
         isinstance(name, str) for name in file_of_weight.values()
     ):
-        raise ValueError(f"{folder / INDEX}: weight_map must give a file for every weight.")
-    return [path_inside(folder, name, INDEX) for name in sorted(set(file_of_weight.values()))]
+        raise ValueError(f"{folder / INDEX_FILE}: weight_map must give a file for every weight.")
+    return [path_inside(folder, name, INDEX_FILE) for name in sorted(set(file_of_weight.values()))]
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

@@ -71,8 +71,8 @@ class Checkpoint:
 def load_checkpoint(
     folder: str | Path,
     *,
-    encoder_decoder: bool = False,
-    attention: str | None = None,
+    allow_encoder_decoder: bool = False,
+    attention_implementation: str | None = None,
     dtype: str = "float32",
     device: str = "cpu",
 ) -> Checkpoint:
@@ -80,9 +80,9 @@ def load_checkpoint(
 
     Args:
         folder: a Hugging Face folder.
-        encoder_decoder: accept encoder-decoders too, instead of refusing them.
-        attention: attn_implementation of transformers; None lets transformers choose. Some families
-            (Falcon) accept it only at loading.
+        allow_encoder_decoder: accept encoder-decoders too, instead of refusing them.
+        attention_implementation: attn_implementation of transformers; None lets transformers
+            choose. Some families (Falcon) accept it only at loading.
         dtype: dtype of the weights, one of DTYPES; "auto" keeps the stored one, and then
             memory-maps weights on the CPU.
         device: one of DEVICES.
@@ -96,7 +96,7 @@ def load_checkpoint(
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
     resolved_device = resolve_device(device)
     transformers = import_quiet_transformers()
-    raw, tensors = read_checked_folder(folder)
+    raw_config, elements_by_dtype = read_checked_folder(folder)
     refuse_attached_encoding(folder)
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **SAFE_OPTIONS)
@@ -105,17 +105,17 @@ def load_checkpoint(
             f"{folder / 'config.json'}: transformers {transformers.__version__} does not load it "
             f"({one_line(error)})."
         ) from error
-    auto_class = _auto_class(config, raw, folder, encoder_decoder)
-    rope_settings, trained_length = _rope_settings_and_limit(text_config_of(config), folder)
+    auto_class = _auto_class(config, raw_config, folder, allow_encoder_decoder)
+    rope_settings, max_positions = _rope_settings_and_limit(text_config_of(config), folder)
     device_options = (
         {"device_map": resolved_device} if resolved_device != "cpu" and has_accelerate() else {}
     )
     try:
-        model, report = auto_class.from_pretrained(
+        model, loading_info = auto_class.from_pretrained(
             folder,
             dtype=dtype,
             output_loading_info=True,
-            attn_implementation=attention,
+            attn_implementation=attention_implementation,
             ignore_mismatched_sizes=True,  # they are refused below, with their shapes
             **device_options,
             **SAFE_OPTIONS,
@@ -125,21 +125,23 @@ def load_checkpoint(
             f"{folder}: transformers {transformers.__version__} builds no model from it "
             f"({one_line(error)})."
         ) from error
-    _refuse_mismatched_weights(report, raw, folder, type(model).__name__)
+    _refuse_mismatched_weights(loading_info, raw_config, folder, type(model).__name__)
     if resolved_device != "cpu" and not device_options:
         model = model.to(resolved_device)
     refuse_nonfinite_weights(model, folder)
-    _refuse_integer_weights(model, tensors, folder)
+    _refuse_integer_weights(model, elements_by_dtype, folder)
     table = position_table(model)
-    trained_length = trained_length if table is None else table.length
+    max_positions = max_positions if table is None else table.length
     is_masked = auto_class is transformers.AutoModelForMaskedLM
-    stored_dtype = _most_common_dtype(tensors)
+    stored_dtype = _most_common_dtype(elements_by_dtype)
     return Checkpoint(
-        folder, model.eval(), raw, is_masked, rope_settings, trained_length, stored_dtype
+        folder, model.eval(), raw_config, is_masked, rope_settings, max_positions, stored_dtype
     )
 
 
-def _auto_class(config: Any, raw: dict[str, Any], folder: Path, encoder_decoder: bool) -> Any:
+def _auto_class(
+    config: Any, raw_config: dict[str, Any], folder: Path, allow_encoder_decoder: bool
+) -> Any:
     """Return the class of transformers that builds the model: for a next token, or for masked ones.
 
     transformers would also build a next-token model from an encoder such as BERT, which then still
@@ -152,7 +154,7 @@ def _auto_class(config: Any, raw: dict[str, Any], folder: Path, encoder_decoder:
     causal_class = transformers.AutoModelForCausalLM
     masked_class = transformers.AutoModelForMaskedLM
     chosen_class = causal_class
-    class_names = raw.get("architectures") or []
+    class_names = raw_config.get("architectures") or []
     says_decoder = getattr(config, "is_decoder", False) or any(
         "CausalLM" in name or "LMHead" in name for name in class_names
     )
@@ -163,7 +165,7 @@ def _auto_class(config: Any, raw: dict[str, Any], folder: Path, encoder_decoder:
     if any("MaskedLM" in name for name in class_names):
         chosen_class = masked_class
     if config.is_encoder_decoder:
-        if not encoder_decoder:
+        if not allow_encoder_decoder:
             raise ValueError(
                 f"{folder}: a {config.model_type} model has an encoder and a decoder; only models "
                 "of one stack are read here."
@@ -178,37 +180,42 @@ def _auto_class(config: Any, raw: dict[str, Any], folder: Path, encoder_decoder:
 
 
 def _refuse_mismatched_weights(
-    report: dict[str, Any], raw: dict[str, Any], folder: Path, read_as: str
+    loading_info: dict[str, Any], raw_config: dict[str, Any], folder: Path, built_class_name: str
 ) -> None:
     """Raise ValueError for weights that are missing or of other shapes, and warn of those that are
-    not used. report: what transformers says of its loading. read_as: the class that was built."""
-    for name, stored_shape, built_shape in sorted(report["mismatched_keys"]):
+    not used. loading_info: what transformers says of its loading. built_class_name: of the
+    model."""
+    for name, stored_shape, built_shape in sorted(loading_info["mismatched_keys"]):
         raise ValueError(
             f"{folder}: {name} is stored as {tuple(stored_shape)}, and config.json "
             f"needs {tuple(built_shape)}."
         )
-    if missing_names := sorted(report["missing_keys"]):
+    if missing_names := sorted(loading_info["missing_keys"]):
         # transformers would draw them at random and only warn.
-        class_names = raw.get("architectures") or []
-        if class_names and read_as not in class_names:
+        class_names = raw_config.get("architectures") or []
+        if class_names and built_class_name not in class_names:
             raise ValueError(
-                f"{folder}: it has a {class_names[0]}, without {missing_names[0]}: as a {read_as} "
-                "it could predict no token."
+                f"{folder}: it has a {class_names[0]}, without {missing_names[0]}: as a "
+                f"{built_class_name} it could predict no token."
             )
         raise ValueError(
             f"{folder}: {len(missing_names)} weights that config.json needs are missing, such as "
             f"{missing_names[0]}."
         )
-    if surplus_names := sorted(report["unexpected_keys"]):
+    if surplus_names := sorted(loading_info["unexpected_keys"]):
         LOG.warning(
             "%s: %d weights are not used, such as %s.", folder, len(surplus_names), surplus_names[0]
         )
 
 
-def _most_common_dtype(tensors: dict[str, dict[str, int]]) -> str:
+def _most_common_dtype(elements_by_dtype: dict[str, dict[str, int]]) -> str:
     """Return torch's name of the dtype that most of the stored numbers have; float32 if it is none
-    of TORCH_DTYPES. tensors: the number of elements of each tensor by dtype and name."""
-    most_common = max(tensors, key=lambda kind: sum(tensors[kind].values()), default="F32")
+    of TORCH_DTYPES. elements_by_dtype: the number of elements of each tensor by dtype and name."""
+    most_common = max(
+        elements_by_dtype,
+        key=lambda stored_dtype: sum(elements_by_dtype[stored_dtype].values()),
+        default="F32",
+    )
     return TORCH_DTYPES.get(most_common, "float32")
 
 
@@ -216,18 +223,18 @@ def read_checked_folder(folder: Path) -> tuple[dict[str, Any], dict[str, dict[st
     """Check a model's folder before a model is built. Return config.json, and the number of
     elements of each stored tensor by dtype and name. Raise ValueError for a folder that is not
     safe, or for values and tensors that no model can have."""
-    raw = files.read_config(folder)
+    raw_config = files.read_config(folder)
     path = folder / "config.json"
-    text_config = raw.get("text_config")
-    configs = [raw, text_config] if isinstance(text_config, dict) else [raw]
+    text_config = raw_config.get("text_config")
+    configs = [raw_config, text_config] if isinstance(text_config, dict) else [raw_config]
     for config in configs:
         check_config_values(config, path)
         check_rotary_keys(config, path)
-    tensors = _count_elements(files.weight_files(folder))
+    elements_by_dtype = _count_elements(files.weight_files(folder))
     for config in configs:
-        check_layer_count(config, sum(map(len, tensors.values())), path)
-    files.refuse_unsafe_folder(folder, raw, import_quiet_transformers().CONFIG_MAPPING)
-    return raw, tensors
+        check_layer_count(config, sum(map(len, elements_by_dtype.values())), path)
+    files.refuse_unsafe_folder(folder, raw_config, import_quiet_transformers().CONFIG_MAPPING)
+    return raw_config, elements_by_dtype
 
 
 def has_accelerate() -> bool:
@@ -243,11 +250,13 @@ def resolve_device(device: str) -> str:
     """
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}.")
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if device in available:
+    gpu_availability = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device in gpu_availability:
         check_device(device, "Use --device cpu or auto.")
     if device == "auto":
-        device = next((name for name, is_there in available.items() if is_there), "cpu")
+        device = next(
+            (name for name, is_available in gpu_availability.items() if is_available), "cpu"
+        )
         if device == "cuda" and has_accelerate():
             return "auto"
     return device
@@ -275,8 +284,8 @@ def _rope_settings_and_limit(
     """Return the rotary settings of a config, and the longest sequence in tokens that it allows,
     None if it names none. Raise ValueError, naming the folder, for keys that are not known."""
     try:
-        names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
-        limits = (getattr(config, name, None) for name in names)
+        limit_keys = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+        limits = (getattr(config, name, None) for name in limit_keys)
         return read_settings(config), next((n for n in limits if isinstance(n, int)), None)
     except ValueError:
         raise
@@ -289,20 +298,25 @@ def _rope_settings_and_limit(
 
 def _count_elements(weight_paths: list[Path]) -> dict[str, dict[str, int]]:
     """Count the elements of each tensor in the files, by dtype and name."""
-    elements: dict[str, dict[str, int]] = {}
+    elements_by_dtype: dict[str, dict[str, int]] = {}
     for path in weight_paths:
         for name, tensor in read_header(path)[0].items():
-            elements.setdefault(tensor["dtype"], {})[name] = math.prod(tensor["shape"])
-    return elements
+            elements_by_dtype.setdefault(tensor["dtype"], {})[name] = math.prod(tensor["shape"])
+    return elements_by_dtype
 
 
-def _refuse_integer_weights(model: Any, tensors: dict[str, dict[str, int]], folder: Path) -> None:
+def _refuse_integer_weights(
+    model: Any, elements_by_dtype: dict[str, dict[str, int]], folder: Path
+) -> None:
     """Raise ValueError if a weight is stored in a dtype that is not floating-point; buffers may
     be."""
     weight_names = tuple(name for name, _ in model.named_parameters())
-    for dtype, names in tensors.items():
+    for dtype, names in elements_by_dtype.items():
         for name in () if dtype.startswith(("F", "BF")) else names:
-            if any(weight.endswith(name) or name.endswith(weight) for weight in weight_names):
+            if any(
+                weight_name.endswith(name) or name.endswith(weight_name)
+                for weight_name in weight_names
+            ):
                 raise ValueError(
                     f"{folder}: {name} is stored as {dtype}: expected floating-point weights. Save "
                     "the model in float32, bfloat16 or float16."

@@ -24,19 +24,19 @@ VOCABULARY_FILES = (
 class Windows:
     """Hold packed windows of text.
 
-    tokens: token ids, (windows, length). documents: index of the document of each token, the same
-    shape.
+    tokens: token ids, (windows, length). document_of_token: index of the document of each token,
+    the same shape.
     """
 
     tokens: Tensor
-    documents: Tensor
+    document_of_token: Tensor
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
     def take(self, count: int) -> "Windows":
         """Return the first `count` windows."""
-        return Windows(self.tokens[:count], self.documents[:count])
+        return Windows(self.tokens[:count], self.document_of_token[:count])
 
 
 def split_documents(text: str) -> list[str]:
@@ -56,10 +56,10 @@ def make_text_encoder(
 
     Raises: ValueError if there is no tokenizer where one is needed, or if both are True.
     """
-    kind = tokenization_kind(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
-    if kind == "ids":
+    tokenization = tokenization_kind(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
+    if tokenization == "ids":
         return lambda text: parse_token_ids(text, vocab_size)
-    if kind == "bytes":
+    if tokenization == "bytes":
         start_ids = [256] if vocab_size > 256 else []
         return lambda text: start_ids + list(text.encode("utf-8"))
     tokenizer = load_tokenizer(folder)
@@ -132,34 +132,36 @@ def encode_until(
 ) -> list[list[int]]:
     """Return the token ids of the first documents: as few documents as have at least `min_tokens`
     tokens together, or all if they have fewer."""
-    encoded: list[list[int]] = []
+    encoded_documents: list[list[int]] = []
     num_missing = min_tokens
     for document in documents:
         if num_missing <= 0:
             break
-        encoded.append(encode(document))
-        num_missing -= len(encoded[-1])
-    return encoded
+        encoded_documents.append(encode(document))
+        num_missing -= len(encoded_documents[-1])
+    return encoded_documents
 
 
-def mask_token_id(folder: Path) -> int:
+def require_mask_token_id(folder: Path) -> int:
     """Return the id of the mask token. Raise ValueError without a tokenizer that has one."""
-    token = load_tokenizer(folder).mask_token_id
-    if token is None:
+    token_id = load_tokenizer(folder).mask_token_id
+    if token_id is None:
         raise ValueError(f"{folder}: the tokenizer names no mask token to hide tokens with.")
-    return token
+    return token_id
 
 
 def pack_windows(
-    documents: list[list[int]], length: int, max_windows: int | None = None
+    encoded_documents: list[list[int]], length: int, max_windows: int | None = None
 ) -> Windows:
     """Concatenate documents of token ids, cut them into windows of `length` tokens, and drop the
     rest. max_windows: the most windows to return; None for all.
 
     Raises: ValueError if there are fewer tokens than one window needs.
     """
-    ids = np.fromiter((t for d in documents for t in d), dtype=np.int64)
-    document_of_token = np.repeat(np.arange(len(documents)), [len(d) for d in documents])
+    ids = np.fromiter((t for d in encoded_documents for t in d), dtype=np.int64)
+    document_of_token = np.repeat(
+        np.arange(len(encoded_documents)), [len(d) for d in encoded_documents]
+    )
     num_windows = len(ids) // length
     if not num_windows:
         raise ValueError(
@@ -168,8 +170,8 @@ def pack_windows(
         )
     if max_windows is not None:
         num_windows = min(num_windows, max_windows)
-    kept_tokens = slice(0, num_windows * length)
+    kept_slice = slice(0, num_windows * length)
     return Windows(
-        torch.from_numpy(ids[kept_tokens].reshape(num_windows, length)),
-        torch.from_numpy(document_of_token[kept_tokens].reshape(num_windows, length)),
+        torch.from_numpy(ids[kept_slice].reshape(num_windows, length)),
+        torch.from_numpy(document_of_token[kept_slice].reshape(num_windows, length)),
     )

@@ -9,14 +9,14 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.hf.learned_tables import FAMILIES
+from posenc.hf.learned_tables import TABLE_OF_MODEL_TYPE
 from posenc.inspect.checkpoint.measurements import CheckpointSheet, Structure
 from posenc.inspect.checkpoint.positions import (
     FIXED_ROTATIONS,
     Bias,
     Disentangled,
+    MeasuredTable,
     PositionSource,
-    PositionTable,
     Rotation,
 )
 from posenc.inspect.checkpoint.reading import Reading, attention_by_group
@@ -63,17 +63,17 @@ class LayerAttention(NamedTuple):
     stack: name of the stack of layers; "" if there is only one.
     layer: index of the layer in its stack.
     distances: mean distance of attention in tokens, one for each head.
-    heads_at_first: number of heads that look mostly at the first token.
-    heads_at_itself: number of heads that look mostly at the query's own token.
-    heads_at_previous: number of heads that look mostly at the token before the query.
+    num_heads_at_first: number of heads that look mostly at the first token.
+    num_heads_at_itself: number of heads that look mostly at the query's own token.
+    num_heads_at_previous: number of heads that look mostly at the token before the query.
     """
 
     stack: str
     layer: int
     distances: list[float]
-    heads_at_first: int
-    heads_at_itself: int
-    heads_at_previous: int
+    num_heads_at_first: int
+    num_heads_at_itself: int
+    num_heads_at_previous: int
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,13 @@ class Judgement:
     """A measured checkpoint, and what follows from it.
 
     extends_to: twice its length in tokens, or None if `posenc extend` cannot take it there.
-    attention: where the heads of each layer look. swap_findings: None if no words were exchanged.
+    attention_by_layer: where the heads of each layer look. swap_findings: None if no words were
+    exchanged.
     """
 
     sheet: CheckpointSheet
     extends_to: int | None
-    attention: list[LayerAttention]
+    attention_by_layer: list[LayerAttention]
     swap_findings: SwapFindings | None
 
 
@@ -95,28 +96,30 @@ def judge(sheet: CheckpointSheet) -> Judgement:
     its heads look, and whether it sees an exchange of two words. `Judgement` names the fields."""
     return Judgement(
         sheet,
-        extended_length(sheet.positions, sheet.structure, sheet.longest),
+        extended_length(sheet.position_sources, sheet.structure, sheet.max_positions),
         judge_attention(sheet.reading, sheet.sentence.groups),
         None if sheet.swap is None else judge_swap(sheet.swap),
     )
 
 
 def extended_length(
-    sources: Sequence[PositionSource], structure: Structure, longest: int | None
+    sources: Sequence[PositionSource], structure: Structure, max_positions: int | None
 ) -> int | None:
     """Return twice the longest length in tokens; None if `posenc extend` refuses the model, or if
     its config has no limit.
 
-    sources: what gives the model positions, as `find_positions` returns it. longest: tokens that
-    the config allows; None without a limit.
+    sources: what gives the model positions, as `find_positions` returns it. max_positions: tokens
+    that the config allows; None without a limit.
     """
     rotations = [source for source in sources if isinstance(source, Rotation)]
     if any(source.differs for source in rotations):
         return None
     has_rotation_settings = rotations and structure.model_type not in FIXED_ROTATIONS
-    if longest is None or not (has_rotation_settings or structure.model_type in FAMILIES):
+    if max_positions is None or not (
+        has_rotation_settings or structure.model_type in TABLE_OF_MODEL_TYPE
+    ):
         return None
-    return 2 * longest
+    return 2 * max_positions
 
 
 def judge_attention(reading: Reading, groups: Sequence[tuple[int, int]]) -> list[LayerAttention]:
@@ -125,14 +128,14 @@ def judge_attention(reading: Reading, groups: Sequence[tuple[int, int]]) -> list
     groups: first token and end of each run of tokens of the text that share a character, see
     `Sentence`; a run counts as one token.
     """
-    layers = []
-    distances = reading.distances()
+    layer_attentions = []
+    distances_by_stack = reading.distances()
     for stack, weights in reading.attention.items():
         for layer, weights_of_layer in enumerate(weights):
             head_counts = heads_by_target(attention_by_group(weights_of_layer, groups))
-            mean_distances = distances[stack][layer].tolist()
-            layers.append(LayerAttention(stack, layer, mean_distances, *head_counts))
-    return layers
+            mean_distances = distances_by_stack[stack][layer].tolist()
+            layer_attentions.append(LayerAttention(stack, layer, mean_distances, *head_counts))
+    return layer_attentions
 
 
 def heads_by_target(weights: Tensor) -> tuple[int, int, int]:
@@ -157,8 +160,8 @@ def heads_by_target(weights: Tensor) -> tuple[int, int, int]:
         largest_fraction = max(target_fractions)
         if largest_fraction > MAIN_SHARE:
             counts[target_fractions.index(largest_fraction)] += 1
-    first, itself, previous = counts
-    return first, itself, previous
+    num_at_first, num_at_itself, num_at_previous = counts
+    return num_at_first, num_at_itself, num_at_previous
 
 
 def judge_swap(swap: Swap) -> SwapFindings:
@@ -179,8 +182,8 @@ def judge_swap(swap: Swap) -> SwapFindings:
 def _first_differing_layer(swap: Swap, effect: SwapEffect) -> int | None:
     """Return the first layer whose states differ by LARGEST_ROUNDING_DIFFERENCE or more, or by NaN,
     after an exchange of words; None if none does. effect: what the exchange changed."""
-    for layer, gap in enumerate(swap.by_layer(effect)):
-        if not gap < LARGEST_ROUNDING_DIFFERENCE:
+    for layer, change in enumerate(swap.by_layer(effect)):
+        if not change < LARGEST_ROUNDING_DIFFERENCE:
             return layer
     return None
 
@@ -221,7 +224,7 @@ def _limit_of_part(position_source: PositionSource) -> str:
     match position_source:
         case Rotation():
             return f"{_limit_of_rotation(position_source)} {position_source.differs}".rstrip()
-        case PositionTable():
+        case MeasuredTable():
             num_rows = position_source.rows
             where = position_source.where
             return (
@@ -245,38 +248,41 @@ def _limit_of_rotation(rotation: Rotation) -> str:
     that training showed."""
     num_pairs = len(rotation.wavelengths)
     num_new = len(rotation.new_angles)
-    which_layers = "" if rotation.layers == "all layers" else f" ({rotation.layers})"
-    opening = f"Trained on {rotation.trained:,} tokens{which_layers}"
-    leaving = (
+    layers_clause = "" if rotation.layers == "all layers" else f" ({rotation.layers})"
+    opening_clause = f"Trained on {rotation.trained:,} tokens{layers_clause}"
+    leaving_clause = (
         f"{num_new} of its {num_pairs} rotary pairs "
         f"{'leaves its' if num_new == 1 else 'leave their'}"
     )
     if rotation.longest > rotation.trained:
-        opening += f" and stretched to {rotation.longest:,} by {rotation.scaling}"
+        opening_clause += f" and stretched to {rotation.longest:,} by {rotation.scaling}"
         if not num_new:
             return (
-                f"{opening}: up to there all {num_pairs} rotary pairs stay in their trained range."
+                f"{opening_clause}: up to there all {num_pairs} rotary pairs stay in their "
+                "trained range."
             )
-        return f"{opening}: up to there {leaving} trained range."
+        return f"{opening_clause}: up to there {leaving_clause} trained range."
     if not num_new:
-        return f"{opening}: all {num_pairs} rotary pairs completed a turn in training."
-    return f"{opening}: beyond them {leaving} trained range; expect it to break there."
+        return f"{opening_clause}: all {num_pairs} rotary pairs completed a turn in training."
+    return (
+        f"{opening_clause}: beyond them {leaving_clause} trained range; expect it to break there."
+    )
 
 
 def swap_in_words(swap: Swap, findings: SwapFindings) -> str:
     """Return one sentence: from which layer on states differ if two words are exchanged, with the
     model's positions and without."""
-    state = "the last token's state" if swap.causal else "some token's state"
-    sentence = (
-        f"With {swap.words[0]} and {swap.words[1]} exchanged, {state} "
+    state_in_words = "the last token's state" if swap.causal else "some token's state"
+    clause_with_positions = (
+        f"With {swap.words[0]} and {swap.words[1]} exchanged, {state_in_words} "
         f"{_difference_in_words(swap, swap.with_positions, findings.first_layer_with_positions)}"
     )
     if swap.without is None:
-        return f"{sentence}; nothing of its positions is known to be removable."
-    difference_without = _difference_in_words(
+        return f"{clause_with_positions}; nothing of its positions is known to be removable."
+    difference_without_in_words = _difference_in_words(
         swap, swap.without, findings.first_layer_without_positions
     )
-    return f"{sentence}; without positions it {difference_without}."
+    return f"{clause_with_positions}; without positions it {difference_without_in_words}."
 
 
 def _difference_in_words(swap: Swap, effect: SwapEffect, first_layer: int | None) -> str:

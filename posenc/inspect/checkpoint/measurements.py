@@ -16,8 +16,8 @@ from posenc.inspect.checkpoint import reading as readings
 from posenc.inspect.checkpoint.positions import (
     Bias,
     Disentangled,
+    MeasuredTable,
     PositionSource,
-    PositionTable,
     Rotation,
 )
 from posenc.inspect.checkpoint.reading import Reading, Sentence, tokenize_sentence
@@ -36,7 +36,7 @@ Origin = Literal["user", "default text", "default ids"]
 
 _KINDS_IN_JSON: dict[type[PositionSource], str] = {
     Rotation: "rotation",
-    PositionTable: "table",
+    MeasuredTable: "table",
     Bias: "bias",
     Disentangled: "disentangled",
 }
@@ -104,16 +104,16 @@ class Request:
 class CheckpointSheet:
     """Findings about positions in a checkpoint.
 
-    longest: tokens that its config allows, None without a limit. masked: it predicts masked tokens
-    instead of the next one. text_origin: whose text was read: the user's, DEFAULT_TEXT, or token
-    ids spread over the vocabulary. swap: None if no words were exchanged.
+    max_positions: tokens that its config allows, None without a limit. masked: it predicts masked
+    tokens instead of the next one. text_origin: whose text was read: the user's, DEFAULT_TEXT, or
+    token ids spread over the vocabulary. swap: None if no words were exchanged.
     """
 
     folder: Path
     structure: Structure
-    longest: int | None
+    max_positions: int | None
     masked: bool
-    positions: list[PositionSource]
+    position_sources: list[PositionSource]
     sentence: Sentence
     text_origin: Origin
     reading: Reading
@@ -126,11 +126,11 @@ class CheckpointSheet:
             "folder": str(self.folder),
             "structure": dataclasses.asdict(self.structure)
             | {"parameters": self.structure.parameters},
-            "longest": self.longest,
+            "longest": self.max_positions,
             "causal": self.reading.causal,
             "positions": [
                 {"kind": _KINDS_IN_JSON[type(source)], **dataclasses.asdict(source)}
-                for source in self.positions
+                for source in self.position_sources
             ],
             "text": self.sentence.text,
             "tokens": list(self.sentence.labels),
@@ -151,15 +151,17 @@ def measure_checkpoint(
     """
     tell(f"loading {request.folder}")
     # eager: the one that shows its weights
-    checkpoint = load_checkpoint(request.folder, encoder_decoder=True, attention="eager")
+    checkpoint = load_checkpoint(
+        request.folder, allow_encoder_decoder=True, attention_implementation="eager"
+    )
     model = checkpoint.model
     text, words, origin = _text_and_words(request, checkpoint)
     vocab_size = checkpoint.config.vocab_size
     sentence = tokenize_sentence(
         request.folder, vocab_size, text, as_bytes=request.as_bytes, as_ids=request.as_ids
     )
-    longest = checkpoint.max_positions
-    _check_length(sentence, longest, request.folder)
+    max_positions = checkpoint.max_positions
+    _check_length(sentence, max_positions, request.folder)
     if words:
         # A missing word is refused before the model runs.
         _ = [sentence.tokens_of(word) for word in words]
@@ -179,14 +181,14 @@ def measure_checkpoint(
         else source
         for source in sources
     ]
-    exchanged = None
+    swap = None
     if words:
         tell("exchanging two words")
         with torch.inference_mode():
-            exchanged = swap_words(model, sentence, words, checkpoint.masked)
+            swap = swap_words(model, sentence, words, checkpoint.masked)
     masked = checkpoint.masked
     return CheckpointSheet(
-        request.folder, structure, longest, masked, sources, sentence, origin, reading, exchanged
+        request.folder, structure, max_positions, masked, sources, sentence, origin, reading, swap
     )
 
 
@@ -197,10 +199,10 @@ def _text_and_words(
     if request.text is not None:
         return request.text, request.words, "user"
     vocab_size = checkpoint.config.vocab_size
-    kind = tokenization_kind(
+    tokenization = tokenization_kind(
         request.folder, vocab_size, as_bytes=request.as_bytes, as_ids=request.as_ids
     )
-    if kind == "ids":
+    if tokenization == "ids":
         num_ids = min(NUM_DEFAULT_IDS, vocab_size)
         ids_as_text = [str(i * vocab_size // num_ids) for i in range(num_ids)]
         # By default, ids at a third and at two thirds of the text.
@@ -209,14 +211,14 @@ def _text_and_words(
     return DEFAULT_TEXT, request.words or DEFAULT_WORDS, "default text"
 
 
-def _check_length(sentence: Sentence, longest: int | None, folder: Path) -> None:
+def _check_length(sentence: Sentence, max_positions: int | None, folder: Path) -> None:
     """Raise ValueError for a sentence of one token, of more than MAX_TOKENS, or of more than the
     model can read."""
     num_tokens = len(sentence)
-    if longest is not None and num_tokens > longest:
+    if max_positions is not None and num_tokens > max_positions:
         raise ValueError(
-            f"--sentence has {num_tokens} tokens, {folder} takes {longest} at most: give a shorter "
-            "one."
+            f"--sentence has {num_tokens} tokens, {folder} takes {max_positions} at most: give a "
+            "shorter one."
         )
     if num_tokens > MAX_TOKENS:
         raise ValueError(
@@ -240,7 +242,7 @@ def measure_structure(model: Any) -> Structure:
     num_decoder_layers = getattr(config, "num_decoder_layers", None)
     head_dim = _head_dim(config) or getattr(config, "d_kv", None) or width // num_heads
     embeddings = model.get_input_embeddings()
-    head = model.get_output_embeddings()
+    output_head = model.get_output_embeddings()
     return Structure(
         model_type=config.model_type,
         layers=config.num_hidden_layers,
@@ -250,8 +252,8 @@ def measure_structure(model: Any) -> Structure:
         head_dim=head_dim,
         width=width,
         vocabulary=config.vocab_size,
-        tied=head is not None and head.weight is embeddings.weight,
-        parts=_weights_by_part(model, embeddings, head),
+        tied=output_head is not None and output_head.weight is embeddings.weight,
+        parts=_weights_by_part(model, embeddings, output_head),
     )
 
 
@@ -275,14 +277,14 @@ def _kv_heads(config: Any) -> int:
 
 
 def _weights_by_part(
-    model: nn.Module, embeddings: nn.Module, head: nn.Module | None
+    model: nn.Module, embeddings: nn.Module, output_head: nn.Module | None
 ) -> dict[str, int]:
     """Return the number of weights in each of PARTS. A weight with several names counts once, and
     with the embeddings if they have it."""
-    counts: dict[str, int] = dict.fromkeys(PARTS, 0)
+    num_weights_by_part: dict[str, int] = dict.fromkeys(PARTS, 0)
     seen_ids: set[int] = set()
     ids_of_embeddings = {id(p) for p in embeddings.parameters()}
-    ids_of_head = {id(p) for p in head.parameters()} if head is not None else set()
+    ids_of_head = {id(p) for p in output_head.parameters()} if output_head is not None else set()
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) in seen_ids:
@@ -294,8 +296,8 @@ def _weights_by_part(
                 part = "head"
             else:
                 part = _part_of_weight(f"{path}.{name}".lower(), type(module).__name__.lower())
-            counts[part] += parameter.numel()
-    return counts
+            num_weights_by_part[part] += parameter.numel()
+    return num_weights_by_part
 
 
 def _part_of_weight(path: str, class_name: str) -> str:

@@ -57,7 +57,9 @@ class Rotation:
 
     def __post_init__(self) -> None:
         slow_pairs = [
-            pair for pair, wave in enumerate(self.unscaled) if wave is None or wave > self.trained
+            pair
+            for pair, wavelength in enumerate(self.unscaled)
+            if wavelength is None or wavelength > self.trained
         ]
         object.__setattr__(self, "unfinished", slow_pairs)
         new_pairs = [
@@ -74,18 +76,18 @@ class Rotation:
 
     def _turns(self, length: int, pair: int) -> float:
         """Return how many turns a pair makes in `length` tokens; 0 for one that does not rotate."""
-        wave = self.wavelengths[pair]
-        return 0.0 if wave is None else length / wave
+        wavelength = self.wavelengths[pair]
+        return 0.0 if wavelength is None else length / wavelength
 
     def _trained_turns(self, pair: int) -> float:
         """Return how many turns the pair made in training, times 1 + 1e-9, so that a rounding error
         does not count as a new angle."""
-        wave = self.unscaled[pair]
-        return 0.0 if wave is None else self.trained / wave * (1 + 1e-9)
+        wavelength = self.unscaled[pair]
+        return 0.0 if wavelength is None else self.trained / wavelength * (1 + 1e-9)
 
 
 @dataclass(frozen=True)
-class PositionTable:
+class MeasuredTable:
     """A learned table of absolute positions.
 
     where: its path in the model. rows: number of positions. reserved: number of rows before the
@@ -140,7 +142,7 @@ class Disentangled:
         return replace(self, distances=distances, values=means.tolist())
 
 
-PositionSource = Rotation | PositionTable | Bias | Disentangled
+PositionSource = Rotation | MeasuredTable | Bias | Disentangled
 """A part of a model that gives it positions."""
 
 
@@ -157,22 +159,22 @@ def find_positions(checkpoint: Checkpoint) -> list[PositionSource]:
     return [
         *_rotations(checkpoint),
         *_tables_and_t5_biases(model),
-        *_fixed_rotation(model),
-        *_alibi_bias(model),
+        *_fixed_rotations(model),
+        *_alibi_biases(model),
         *_disentangled_tables(model),
     ]
 
 
-def _tables_and_t5_biases(model: Any) -> Iterator[PositionTable | Bias]:
+def _tables_and_t5_biases(model: Any) -> Iterator[MeasuredTable | Bias]:
     """Yield the tables of absolute positions and T5's of relative ones, in the order of modules."""
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in TABLE_NAMES and isinstance(module, nn.Embedding):
             yield _position_table(name, module, model)
         if hasattr(module, "relative_attention_bias") and hasattr(module, "compute_bias"):
-            yield from _t5_bias(name, module)
+            yield from _t5_biases(name, module)
 
 
-def _fixed_rotation(model: Any) -> Iterator[Rotation]:
+def _fixed_rotations(model: Any) -> Iterator[Rotation]:
     """Yield the rotation of GPT-J or CodeGen, whose configs do not describe it."""
     config = text_config_of(model.config)
     if config.model_type in FIXED_ROTATIONS:
@@ -181,7 +183,7 @@ def _fixed_rotation(model: Any) -> Iterator[Rotation]:
         yield _rotation_of_setting(RopeSetting(None, _GPTJ_BASE, rotary_dim, None, longest), model)
 
 
-def _alibi_bias(model: Any) -> Iterator[Bias]:
+def _alibi_biases(model: Any) -> Iterator[Bias]:
     """Yield ALiBi's bias and its slopes, as the model computes them; nothing without ALiBi."""
     values = alibi_by_distance(model, SHOWN_DISTANCE + 1)
     if values is None:
@@ -202,8 +204,8 @@ def _disentangled_tables(model: Any) -> Iterator[Disentangled]:
     num_buckets = getattr(config, "position_buckets", -1)
     if num_buckets > 0:
         settings_in_words += f", {num_buckets} buckets each way"
-    score_terms = ", ".join(config.pos_att_type or ()) or "none"  # such as c2p, p2c
-    yield Disentangled("scores of every layer", f"{settings_in_words}; {score_terms}")
+    score_terms_in_words = ", ".join(config.pos_att_type or ()) or "none"  # such as c2p, p2c
+    yield Disentangled("scores of every layer", f"{settings_in_words}; {score_terms_in_words}")
 
 
 def _rotations(checkpoint: Checkpoint) -> Iterator[Rotation]:
@@ -212,14 +214,16 @@ def _rotations(checkpoint: Checkpoint) -> Iterator[Rotation]:
     Raises: ValueError if their frequencies follow from no known setting.
     """
     model = checkpoint.model
-    settings = {s.layer_type: s for s in checkpoint.rope_settings}
-    rotations_by_layer_type = distinct_frequencies(_text_part(model)) if settings else {}
+    setting_by_layer_type = {s.layer_type: s for s in checkpoint.rope_settings}
+    rotations_by_layer_type = (
+        distinct_frequencies(_text_part(model)) if setting_by_layer_type else {}
+    )
     for layer_type, rotations in rotations_by_layer_type.items():
-        setting = settings.get(layer_type)
+        setting = setting_by_layer_type.get(layer_type)
         if setting is None or len(rotations) > 1:
             raise ValueError(_unknown_frequencies_message(checkpoint))
-        ((inv_freq, scale),) = rotations
-        yield _rotation_of_module(checkpoint, setting, inv_freq, scale)
+        ((inv_freq, attention_factor),) = rotations
+        yield _rotation_of_module(checkpoint, setting, inv_freq, attention_factor)
 
 
 def _text_part(model: Any) -> Any:
@@ -281,8 +285,8 @@ def _base_of_frequencies(inv_freq: Tensor) -> float | None:
     if num_pairs < 2 or not inv_freq[-1] > 0:
         return None
     base = float(inv_freq[-1]) ** (-num_pairs / (num_pairs - 1))
-    exact = base ** (-torch.arange(num_pairs, dtype=torch.float64) / num_pairs)
-    return base if torch.allclose(inv_freq, exact, rtol=1e-5, atol=0.0) else None
+    exact_frequencies = base ** (-torch.arange(num_pairs, dtype=torch.float64) / num_pairs)
+    return base if torch.allclose(inv_freq, exact_frequencies, rtol=1e-5, atol=0.0) else None
 
 
 def _unknown_frequencies_message(checkpoint: Checkpoint) -> str:
@@ -299,7 +303,7 @@ def _rotation_of_setting(setting: RopeSetting, model: Any) -> Rotation:
     """Return the rotation that a setting of the config describes, at the longest length allowed."""
     config = text_config_of(model.config)
     longest = config.max_position_embeddings
-    unscaled = replace(setting, scaling=None)
+    unscaled_setting = replace(setting, scaling=None)
     return Rotation(
         layers=_rotating_layers(setting, config),
         rope_theta=setting.rope_theta,
@@ -309,7 +313,7 @@ def _rotation_of_setting(setting: RopeSetting, model: Any) -> Rotation:
         trained=setting.original_length,
         longest=longest,
         wavelengths=_wavelengths(setting.frequencies(longest).inv_freq),
-        unscaled=_wavelengths(unscaled.frequencies().inv_freq),
+        unscaled=_wavelengths(unscaled_setting.frequencies().inv_freq),
     )
 
 
@@ -329,23 +333,23 @@ def _wavelengths(inv_freq: Any) -> list[float | None]:
     return [2 * math.pi / float(f) if float(f) else None for f in inv_freq]
 
 
-def _position_table(name: str, module: nn.Embedding, model: Any) -> PositionTable:
+def _position_table(name: str, module: nn.Embedding, model: Any) -> MeasuredTable:
     """Return the description of a table of absolute positions, measured on its weights without the
     reserved rows.
 
     name: the table's path in the model. module: the table.
     """
     table = learned_tables.position_table(model)
-    offset = table.offset_rows if table is not None and table.module is module else 0
-    rows = module.weight[offset:].double()
+    num_reserved_rows = table.num_offset_rows if table is not None and table.module is module else 0
+    rows = module.weight[num_reserved_rows:].double()
     norms = rows.norm(dim=-1)
     unit_rows = rows / norms.clamp(min=1e-30)[:, None]  # a row of zeros stays
     step = max(1, len(rows) // SHOWN_DISTANCE)
     sampled_rows = unit_rows[::step]
-    return PositionTable(
+    return MeasuredTable(
         where=name,
         rows=len(rows),
-        reserved=offset,
+        reserved=num_reserved_rows,
         neighbours=(unit_rows[1:] * unit_rows[:-1]).sum(-1).mean().item(),
         norms=(norms.min().item(), norms.mean().item(), norms.max().item()),
         step=step,
@@ -353,7 +357,7 @@ def _position_table(name: str, module: nn.Embedding, model: Any) -> PositionTabl
     )
 
 
-def _t5_bias(name: str, attention: Any) -> list[Bias]:
+def _t5_biases(name: str, attention: Any) -> list[Bias]:
     """Return T5's bias by distance, in a list; an empty list for a layer that takes its bias from
     another.
 
@@ -362,10 +366,10 @@ def _t5_bias(name: str, attention: Any) -> list[Bias]:
     if not attention.has_relative_attention_bias:
         return []
     length = SHOWN_DISTANCE + 1
-    matrix = attention.compute_bias(length, length)[0]
+    bias_matrix = attention.compute_bias(length, length)[0]
     first_distance = 0 if attention.is_decoder else -SHOWN_DISTANCE
     distances = list(range(first_distance, SHOWN_DISTANCE + 1))
-    values = torch.stack([matrix.diagonal(-d, -2, -1)[..., 0] for d in distances], dim=-1)
+    values = torch.stack([bias_matrix.diagonal(-d, -2, -1)[..., 0] for d in distances], dim=-1)
     settings_in_words = (
         f"{attention.relative_attention_num_buckets} buckets, the last for distances from "
         f"{attention.relative_attention_max_distance} on, "

@@ -61,12 +61,12 @@ class Sentence:
                 f"--swap: no token covers {word!r} in the text; give a word that the tokenizer "
                 "keeps."
             )
-        first = self.spans[indices[0]][0]
-        last = self.spans[indices[-1]][1]
-        outside = self.text[first:start] + self.text[stop:last]
-        if outside.strip():
+        first_character = self.spans[indices[0]][0]
+        end_character = self.spans[indices[-1]][1]
+        outside_text = self.text[first_character:start] + self.text[stop:end_character]
+        if outside_text.strip():
             raise ValueError(
-                f"--swap: the tokens of {word!r} hold {outside.strip()!r} as well; give whole "
+                f"--swap: the tokens of {word!r} hold {outside_text.strip()!r} as well; give whole "
                 "words."
             )
         return indices[0], indices[-1] + 1
@@ -83,11 +83,11 @@ def tokenize_sentence(
     """
     if not text.strip():
         raise ValueError("--sentence is empty: give a sentence.")
-    kind = tokenization_kind(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
-    if kind == "ids":
+    tokenization = tokenization_kind(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
+    if tokenization == "ids":
         ids = parse_token_ids(text, vocab_size)
         return _labelled_sentence(text, ids, _word_spans(text), {})
-    if kind == "bytes":
+    if tokenization == "bytes":
         start_ids = [256] if vocab_size > 256 else []  # the id after those of all bytes
         ids = start_ids + list(text.encode("utf-8"))
         spans = [(0, 0)] * len(start_ids) + [
@@ -102,8 +102,8 @@ def tokenize_sentence(
         )
     encoded = tokenizer(text, return_offsets_mapping=True)
     ids = encoded["input_ids"]
-    token_names = dict(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True))
-    return _labelled_sentence(text, ids, [tuple(s) for s in encoded["offset_mapping"]], token_names)
+    names_by_id = dict(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True))
+    return _labelled_sentence(text, ids, [tuple(s) for s in encoded["offset_mapping"]], names_by_id)
 
 
 def _word_spans(text: str) -> list[Span]:
@@ -119,26 +119,26 @@ def _word_spans(text: str) -> list[Span]:
 
 
 def _labelled_sentence(
-    text: str, ids: Sequence[int], spans: Sequence[Span], names: dict[int, str]
+    text: str, ids: Sequence[int], spans: Sequence[Span], names_by_id: dict[int, str]
 ) -> Sentence:
     """Return the Sentence of these tokens: tokens that share a character, as the bytes of a Chinese
     one do, form a group, which is labelled by its text.
 
-    spans: the characters of each token. names: a label for each id of a token without text; "·"
-    labels one that is missing here.
+    spans: the characters of each token. names_by_id: a label for each id of a token without text;
+    "·" labels one that is missing here.
     """
-    starts = [0]
+    group_starts = [0]
     for index, (before, here) in enumerate(pairwise(spans), 1):
         shares_character = here[0] < before[1] and here[0] < here[1]
         if not shares_character:
-            starts.append(index)
-    groups = tuple(pairwise([*starts, len(ids)]))
+            group_starts.append(index)
+    groups = tuple(pairwise([*group_starts, len(ids)]))
     labels = []
     for first, last in groups:
         covered_text = text[
             min(a for a, _ in spans[first:last]) : max(b for _, b in spans[first:last])
         ]
-        labels.append(covered_text.strip() or names.get(ids[first], covered_text) or "·")
+        labels.append(covered_text.strip() or names_by_id.get(ids[first], covered_text) or "·")
     return Sentence(text, tuple(ids), tuple(spans), groups, tuple(labels))
 
 
@@ -146,14 +146,14 @@ def _labelled_sentence(
 class Reading:
     """What a model computes for one text.
 
-    attention: (layers, heads, length, length) by stack, "" if there is one. hidden: (layers + 1,
-    length, width) of the stack that reads the text, embeddings first. The last is the last layer's
-    output before the final norm. logits: (length, vocabulary); with two stacks, of the decoder's
-    first token.
+    attention: (layers, heads, length, length) by stack, "" if there is one. hidden_states: (layers
+    + 1, length, width) of the stack that reads the text, embeddings first. The last is the last
+    layer's output before the final norm. logits: (length, vocabulary); with two stacks, of the
+    decoder's first token.
     """
 
     attention: dict[str, Tensor]
-    hidden: Tensor
+    hidden_states: Tensor
     logits: Tensor
 
     @property
@@ -179,43 +179,44 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
 
     Raises: ValueError if it does not run, or returns no attention weights.
     """
-    name = model.config.model_type
+    model_type = model.config.model_type
     inputs = _model_arguments(model, ids)
     with recorded_last_layers(model) as last_outputs:
         try:
             outputs = model(**inputs, output_attentions=True, output_hidden_states=True)
         except Exception as error:  # some configs build a model whose own parts do not fit
             raise ValueError(
-                f"A {name} model of this config does not run: its own code raises {one_line(error)}"
+                f"A {model_type} model of this config does not run: its own code raises "
+                f"{one_line(error)}"
             ) from error
     has_two_stacks = model.config.is_encoder_decoder
     if has_two_stacks:
         attention = {"encoder": outputs.encoder_attentions, "decoder": outputs.decoder_attentions}
-        hidden = outputs.encoder_hidden_states
+        hidden_states = outputs.encoder_hidden_states
         logits = outputs.logits[0, :1]
     else:
         attention = {"": outputs.attentions}
-        hidden = outputs.hidden_states
+        hidden_states = outputs.hidden_states
         logits = outputs.logits[0]
-    if any(not layers or layers[0] is None for layers in attention.values()):
-        raise ValueError(f"A {name} model shows no attention weights.")
+    if any(not layer_weights or layer_weights[0] is None for layer_weights in attention.values()):
+        raise ValueError(f"A {model_type} model shows no attention weights.")
     if not has_two_stacks and _shapes_differ(outputs.attentions):
-        raise ValueError(f"The layers of a {name} model look at different numbers of keys.")
-    _check_states(name, hidden, logits)
-    states = [*hidden[:-1], _last_states_before_norm(hidden, last_outputs)]
+        raise ValueError(f"The layers of a {model_type} model look at different numbers of keys.")
+    _check_states(model_type, hidden_states, logits)
+    states = [*hidden_states[:-1], _last_states_before_norm(hidden_states, last_outputs)]
     return Reading(
-        {stack: _without_batch(layers) for stack, layers in attention.items()},
+        {stack: _without_batch(layer_weights) for stack, layer_weights in attention.items()},
         _without_batch(states),
         logits,
     )
 
 
-def _check_states(name: str, hidden: Sequence[Tensor], logits: Tensor) -> None:
+def _check_states(model_type: str, hidden_states: Sequence[Tensor], logits: Tensor) -> None:
     """Raise ValueError if layers return states of different shapes, or if a state or a logit is not
     finite."""
-    if _shapes_differ(hidden):
-        raise ValueError(f"The layers of a {name} model hand on states of different shapes.")
-    if not all(state.isfinite().all() for state in (*hidden, logits)):
+    if _shapes_differ(hidden_states):
+        raise ValueError(f"The layers of a {model_type} model hand on states of different shapes.")
+    if not all(state.isfinite().all() for state in (*hidden_states, logits)):
         raise ValueError(
             "The model's states are NaN or infinite on this sentence: its weights overflow, so "
             "nothing can be measured."
@@ -228,10 +229,10 @@ def _model_arguments(model: Any, ids: Sequence[int]) -> dict[str, Tensor]:
     tokens = torch.tensor([ids])
     if not model.config.is_encoder_decoder:
         return {"input_ids": tokens}
-    start = tokens.new_full((1, 1), model.config.decoder_start_token_id)
+    start_token = tokens.new_full((1, 1), model.config.decoder_start_token_id)
     return {
         "input_ids": tokens,
-        "decoder_input_ids": torch.cat([start, tokens[:, :-1]], dim=-1),
+        "decoder_input_ids": torch.cat([start_token, tokens[:, :-1]], dim=-1),
     }
 
 
@@ -240,9 +241,9 @@ def _shapes_differ(tensors: Sequence[Tensor]) -> bool:
     return len({tensor.shape for tensor in tensors}) > 1
 
 
-def _without_batch(layers: Sequence[Tensor]) -> Tensor:
+def _without_batch(layer_tensors: Sequence[Tensor]) -> Tensor:
     """Return the tensors of all layers, each (1, ...), as one tensor (layers, ...)."""
-    return torch.stack([layer[0] for layer in layers])
+    return torch.stack([tensor[0] for tensor in layer_tensors])
 
 
 @contextmanager
@@ -259,30 +260,36 @@ def recorded_last_layers(model: Any) -> Iterator[list[tuple[int, Tensor]]]:
         if isinstance(state, Tensor):
             outputs.append((count, state))
 
-    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
-    hooks = [
-        stack[-1].register_forward_hook(partial(record_output, len(stack))) for stack in stacks
+    module_lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
+    handles = [
+        module_list[-1].register_forward_hook(partial(record_output, len(module_list)))
+        for module_list in module_lists
     ]
     try:
         yield outputs
     finally:
-        for hook in hooks:
-            hook.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def _last_states_before_norm(
-    hidden: Sequence[Tensor], last_outputs: Sequence[tuple[int, Tensor]]
+    hidden_states: Sequence[Tensor], last_outputs: Sequence[tuple[int, Tensor]]
 ) -> Tensor:
     """Return the last layer's states before the final norm, which transformers returns only after
     it; those after the norm if no recorded output fits.
 
-    hidden: states as transformers returns them. last_outputs: what `recorded_last_layers` yields.
+    hidden_states: states as transformers returns them. last_outputs: what `recorded_last_layers`
+    yields.
     """
     # The first that fits: the stack that reads the text runs first.
-    count = len(hidden) - 1
-    shape = hidden[-1].shape
-    fitting = (state for layers, state in last_outputs if layers == count and state.shape == shape)
-    return next(fitting, hidden[-1])
+    num_layers = len(hidden_states) - 1
+    shape = hidden_states[-1].shape
+    fitting_states = (
+        state
+        for list_length, state in last_outputs
+        if list_length == num_layers and state.shape == shape
+    )
+    return next(fitting_states, hidden_states[-1])
 
 
 def attention_by_group(weights: Tensor, groups: Sequence[tuple[int, int]]) -> Tensor:

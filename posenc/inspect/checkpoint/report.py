@@ -16,8 +16,8 @@ from posenc.inspect.checkpoint.measurements import CheckpointSheet, Structure
 from posenc.inspect.checkpoint.positions import (
     Bias,
     Disentangled,
+    MeasuredTable,
     PositionSource,
-    PositionTable,
     Rotation,
 )
 from posenc.inspect.checkpoint.swap import Swap, SwapEffect
@@ -42,7 +42,7 @@ def report_of(
     """
     sheet = judgement.sheet
     structure = sheet.structure
-    answers = [answer_in_words(sheet.positions, sheet.longest)]
+    answers = [answer_in_words(sheet.position_sources, sheet.max_positions)]
     if sheet.swap is not None and judgement.swap_findings is not None:
         answers.append(swap_in_words(sheet.swap, judgement.swap_findings))
     return Report(
@@ -89,7 +89,7 @@ def _sections(
     if sheet.swap is not None and judgement.swap_findings is not None:
         blocks = _exchange_blocks(sheet.swap, judgement.swap_findings)
         yield Section("Who saw whom", [*blocks, *exchange_plots])
-    position_facts = Facts(positions_in_words(sheet.positions))
+    position_facts = Facts(positions_in_words(sheet.position_sources))
     yield Section("Where its positions live", [position_facts, *position_plots])
     yield Section("How far attention looks", [attention_table(judgement), *distance_plots])
     if attention_plots:
@@ -112,11 +112,11 @@ def _exchange_blocks(swap: Swap, findings: SwapFindings) -> Iterator[Block]:
         f"state of the same word before. Without positions: {_removed_in_words(swap)}."
     )
     yield Items(verdicts_in_words(swap, findings))
-    settings = {"with positions": swap.with_positions, "without": swap.without}
-    changes = {name: change for name, change in settings.items() if change is not None}
+    all_effects = {"with positions": swap.with_positions, "without": swap.without}
+    effects = {name: effect for name, effect in all_effects.items() if effect is not None}
 
     def row(label: str, number: Callable[[SwapEffect], float]) -> list[str | Number]:
-        return [label, *(Number(number(change), form=".2g") for change in changes.values())]
+        return [label, *(Number(number(effect), form=".2g") for effect in effects.values())]
 
     rows = [
         row("last token, layer 1", lambda c: c.last_by_layer[1]),
@@ -127,7 +127,7 @@ def _exchange_blocks(swap: Swap, findings: SwapFindings) -> Iterator[Block]:
         row("prediction, nats", lambda c: c.divergence),
     ]
     yield Table(
-        ["changed", *changes],
+        ["changed", *effects],
         rows,
         "The largest change: of states after the first layer and the last, relative to their "
         "length; of a logit; from the old prediction to the new one.",
@@ -139,25 +139,25 @@ def _removed_in_words(swap: Swap) -> str:
     """Return which positions were removed for the second run, in words."""
     if not swap.removed:
         return "nothing could be taken out"
-    more = f" and {len(swap.removed) - 1} more" if len(swap.removed) > 1 else ""
-    return f"the same weights without {swap.removed[0]}{more}"
+    more_note = f" and {len(swap.removed) - 1} more" if len(swap.removed) > 1 else ""
+    return f"the same weights without {swap.removed[0]}{more_note}"
 
 
 def verdicts_in_words(swap: Swap, findings: SwapFindings) -> list[str]:
     """Return sentences that say what the states show when two words are exchanged without
     positions."""
-    change = swap.without
-    if change is None:
+    effect = swap.without
+    if effect is None:
         return ["Nothing of this model's positions is known to be removable."]
-    first_layer_change = change.last_by_layer[1]
+    first_layer_change = effect.last_by_layer[1]
     match findings.verdict:
         case "blind to order" | "order told by more":
             is_blind = findings.verdict == "blind to order"
-            verdict = "is blind to order" if is_blind else "still tells order apart"
+            verdict_in_words = "is blind to order" if is_blind else "still tells order apart"
             return [
                 f"Without positions every token's state goes with its word to "
-                f"{max(change.all_by_layer):.1g} in all layers: attention that looks both ways "
-                f"{verdict}."
+                f"{max(effect.all_by_layer):.1g} in all layers: attention that looks both ways "
+                f"{verdict_in_words}."
             ]
         case "last token exchanged":
             return [
@@ -175,11 +175,12 @@ def verdicts_in_words(swap: Swap, findings: SwapFindings) -> list[str]:
         f"{first_layer_change:.1g}: under a causal mask it sees the same set of tokens in either "
         "order."
     ]
-    later_changes = change.last_by_layer[2:]
+    later_changes = effect.last_by_layer[2:]
     if later_changes:
-        comparison = "differs" if findings.later_layers_differ else "is the same"
+        comparison_in_words = "differs" if findings.later_layers_differ else "is the same"
         sentences.append(
-            f"After two layers or more it {comparison}, by up to {max(later_changes):.2g}: tokens "
+            f"After two layers or more it {comparison_in_words}, by up to "
+            f"{max(later_changes):.2g}: tokens "
             "between the words have seen other sets, and only the mask depends on order."
         )
     return sentences
@@ -190,18 +191,22 @@ def attention_table(judgement: Judgement) -> Table:
     to the keys that it attends to, the heads with the smallest and the largest one, and where heads
     look."""
     rows = []
-    for layer in judgement.attention:
-        distances = layer.distances
+    for layer_attention in judgement.attention_by_layer:
+        distances = layer_attention.distances
         nearest_head, farthest_head = (
-            end(range(len(distances)), key=distances.__getitem__) for end in (min, max)
+            extreme(range(len(distances)), key=distances.__getitem__) for extreme in (min, max)
         )
-        nearest, farthest = (
+        nearest_in_words, farthest_in_words = (
             f"{distances[head]:.1f} (head {head})" for head in (nearest_head, farthest_head)
         )
         mean_of_heads = Number(fmean(distances), form=".1f")
-        name = f"{layer.stack} {layer.layer}".strip()
-        head_counts = [layer.heads_at_first, layer.heads_at_itself, layer.heads_at_previous]
-        rows.append([name, mean_of_heads, nearest, farthest, *head_counts])
+        name = f"{layer_attention.stack} {layer_attention.layer}".strip()
+        head_counts = [
+            layer_attention.num_heads_at_first,
+            layer_attention.num_heads_at_itself,
+            layer_attention.num_heads_at_previous,
+        ]
+        rows.append([name, mean_of_heads, nearest_in_words, farthest_in_words, *head_counts])
     return Table(
         ["layer", "mean", "nearest", "farthest", "first token", "itself", "before"],
         rows,
@@ -223,59 +228,59 @@ def structure_in_words(sheet: CheckpointSheet) -> dict[str, str]:
     heads_in_words = (
         f"{structure.heads} of {structure.head_dim}, on {structure.kv_heads} key/value heads"
     )
-    lines = {
+    facts = {
         "model": structure.model_type,
         "layers": layers_in_words,
         "heads": heads_in_words,
         "width, vocabulary": f"{structure.width:,}, {structure.vocabulary:,}",
-        "longest text": f"{sheet.longest:,} tokens"
-        if sheet.longest
+        "longest text": f"{sheet.max_positions:,} tokens"
+        if sheet.max_positions
         else "its config names no limit",
         "attention looks": "back only" if sheet.reading.causal else "both ways",
         "parameters": f"{structure.parameters:,}",
     }
-    return lines | _parts_in_words(structure)
+    return facts | _parts_in_words(structure)
 
 
 def _parts_in_words(structure: Structure) -> dict[str, str]:
     """Return, by the name of each part that has parameters, their number and their fraction of the
     total as text; positions always."""
-    sizes_by_part = {}
+    sizes_in_words = {}
     for part, count in structure.parts.items():
         if count or part == "positions":
             tied_note = (
                 ", which are the head too" if part == "embeddings" and structure.tied else ""
             )
-            sizes_by_part[f"  {part}"] = (
+            sizes_in_words[f"  {part}"] = (
                 f"{count:,} ({count / structure.parameters:.1%}){tied_note}"
             )
-    return sizes_by_part
+    return sizes_in_words
 
 
 def positions_in_words(sources: Sequence[PositionSource]) -> dict[str, str]:
     """Return by name, in words, where the model's positions are, and their settings."""
     if not sources:
         return {"positions": "nothing that posenc knows; an exchange of words shows what they do"}
-    lines: dict[str, str] = {}
+    facts: dict[str, str] = {}
     for source in sources:
         match source:
             case Rotation():
-                lines |= _rotation_lines(source)
-            case PositionTable():
+                facts |= _rotation_lines(source)
+            case MeasuredTable():
                 low, mean, high = source.norms
                 reserved_note = (
                     f", and {source.reserved} that stand for no position" if source.reserved else ""
                 )
-                lines[f"table {source.where}"] = (
+                facts[f"table {source.where}"] = (
                     f"{source.rows:,} rows{reserved_note}; length of a row {low:.3g} to "
                     f"{high:.3g}, mean {mean:.3g}; cosine of a row with the next "
                     f"{source.neighbours:.3f}"
                 )
             case Bias():
-                lines[f"bias, {source.where}"] = source.settings
+                facts[f"bias, {source.where}"] = source.settings
             case Disentangled():
-                lines[f"relative table, {source.where}"] = source.settings
-    return lines
+                facts[f"relative table, {source.where}"] = source.settings
+    return facts
 
 
 def _rotation_lines(source: Rotation) -> dict[str, str]:

@@ -112,8 +112,8 @@ def _compare_readings(
 
     order: for each place in `after`, the place of the same token in `before`.
     """
-    old_states = before.hidden[:, torch.tensor(order)]  # the same words side by side
-    gaps = (after.hidden - old_states).norm(dim=-1) / old_states.norm(dim=-1).clamp(
+    old_states = before.hidden_states[:, torch.tensor(order)]  # the same words side by side
+    gaps = (after.hidden_states - old_states).norm(dim=-1) / old_states.norm(dim=-1).clamp(
         min=1e-30
     )  # of zeros
     # Back to the places of the original sentence.

@@ -101,7 +101,7 @@ def test_an_encoder_reads_three_times_as_far_and_is_proved(family, tmp_path):
     method = "yarn" if family in ROTARY else "interpolate"
     outcome = hf.extend(folder, TARGET, DOCUMENTS, method=method, out=out, options=QUICK)
     assert outcome.proof is not None
-    tokens = sum(e.tokens for e in outcome.measured[method][1].by_position)
+    tokens = sum(e.tokens for e in outcome.measured[method][1].loss_by_position)
     assert tokens == pytest.approx(0.15 * TARGET, rel=0.4)
     again = load_checkpoint(out)
     assert again.trained_length == TARGET

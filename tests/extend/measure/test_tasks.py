@@ -15,9 +15,9 @@ from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import mean_loss_rise, short_windows
 from posenc.extend.measure.losses import LossReader
 from posenc.extend.measure.tasks import (
-    CITIES,
+    COUNTRY_OF_CITY,
     NUM_COMMON_WORDS,
-    PUZZLES,
+    PUZZLE_NAMES,
     TASKS,
     TaskGrid,
     TaskScore,
@@ -48,9 +48,9 @@ def text_of(ids: torch.Tensor) -> str:
     return bytes(ids[1:].tolist()).decode()
 
 
-@pytest.mark.parametrize("name", PUZZLES)
+@pytest.mark.parametrize("name", PUZZLE_NAMES)
 def test_a_prompt_has_the_length_and_ends_with_its_answer(name):
-    prompts = grid(name, trials=3).make_prompts(name, TARGET, FILLER)
+    prompts = grid(name, num_trials=3).make_prompts(name, TARGET, FILLER)
     assert len(prompts) == 15
     assert len({text_of(ids) for ids, _ in prompts}) == 15
     for ids, count in prompts:
@@ -69,7 +69,7 @@ def answer_of(name: str, text: str) -> str:
         (country,) = re.findall(r"a city of (\w+) lives", text)
         lives = dict(re.findall(r"In (\w+) lives (\w+)\.", text))
         assert len(lives) == 4 and text.count(country) == 1 and country not in lives
-        return next(who for city, who in lives.items() if CITIES[city] == country)
+        return next(who for city, who in lives.items() if COUNTRY_OF_CITY[city] == country)
     if name == "variables":
         holds: dict[str, str] = {}
         for variable, said in re.findall(r"Let (\w+) = (\w+)\.", text):
@@ -85,7 +85,9 @@ def answer_of(name: str, text: str) -> str:
 
 @pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
 def test_a_needle_stands_at_its_depth(depth):
-    ((ids, _),) = grid("needle", trials=1, depths=(depth,)).make_prompts("needle", TARGET, FILLER)
+    ((ids, _),) = grid("needle", num_trials=1, depths=(depth,)).make_prompts(
+        "needle", TARGET, FILLER
+    )
     text = text_of(ids)
     before = text.index(" The secret")
     body = len(re.sub(r" The secret .*?\d+\. ", "", text)) - len(text[text.rindex("The secret") :])
@@ -125,8 +127,8 @@ def test_exact_match_needs_every_token_and_depths_are_kept_apart():
     assert left_out == {}
     score = scores["needle", TARGET]
     assert [cell.exact for cell in score.by_depth.values()] == [0.0, 0.5, 1.0, 1.0, 1.0]
-    assert score.exact.mean == 0.7
-    assert (score.exact.low, score.exact.high) == fraction_interval(7, 10)
+    assert score.exact_share.mean == 0.7
+    assert (score.exact_share.low, score.exact_share.high) == fraction_interval(7, 10)
     losses = [cell.loss for cell in score.by_depth.values()]
     assert losses[0] > losses[1] > losses[2] == pytest.approx(0, abs=1e-6)
     assert score.loss.low <= score.loss.mean <= score.loss.high
@@ -141,7 +143,10 @@ def test_a_far_score_counts_only_where_some_method_answers_the_short_text(right,
 
     found = {
         name: SimpleNamespace(
-            tasks={("needle", 64): score(right.get(name, math.nan)), ("needle", 256): score(0.4)}
+            task_scores={
+                ("needle", 64): score(right.get(name, math.nan)),
+                ("needle", 256): score(0.4),
+            }
         )
         for name in ("none", "ntk")
     }
@@ -200,7 +205,7 @@ def test_short_texts_are_the_same_before_and_after():
     before = np.ones((12, 64))
     before[:, 0] = np.nan
     after = before + 0.25
-    rise = mean_loss_rise(before, after, pieces.documents.numpy())
+    rise = mean_loss_rise(before, after, pieces.document_of_token.numpy())
     assert (rise.mean, rise.low, rise.high) == (0.25, 0.25, 0.25)
     assert rise.tokens == 12 * 63
 
@@ -216,7 +221,7 @@ def test_what_short_texts_cost_is_measured_and_the_baseline_is_not_in_it(tmp_pat
     outcome = hf.extend(folder, 3 * LENGTH, DOCUMENTS, method="linear", options=options)
     assert set(outcome.short_text_rises()) == {"linear"}
     assert outcome.short_text_rises()["linear"].mean != 0
-    assert outcome.measured["none"][1].passkey == {}
+    assert outcome.measured["none"][1].passkey_shares == {}
 
 
 def test_programs_get_everything_as_json(tmp_path, call):

@@ -21,7 +21,7 @@ from posenc.inspect.checkpoint import figures, measurements
 from posenc.inspect.checkpoint.figures import attention_plots, position_plots
 from posenc.inspect.checkpoint.judgement import judge, judge_swap
 from posenc.inspect.checkpoint.measurements import CheckpointSheet, Request, measure_checkpoint
-from posenc.inspect.checkpoint.positions import Bias, Disentangled, PositionTable, Rotation
+from posenc.inspect.checkpoint.positions import Bias, Disentangled, MeasuredTable, Rotation
 from posenc.inspect.checkpoint.reading import (
     attention_by_group,
     mean_distance,
@@ -41,9 +41,9 @@ KINDS = {
     "llama": Rotation,
     "qwen2": Rotation,
     "gpt_neox": Rotation,
-    "bert": PositionTable,
-    "gpt2": PositionTable,
-    "opt": PositionTable,
+    "bert": MeasuredTable,
+    "gpt2": MeasuredTable,
+    "opt": MeasuredTable,
     "bloom": Bias,
     "t5": Bias,
     "deberta": Disentangled,
@@ -92,13 +92,15 @@ def verdicts(swap: Swap) -> list[str]:
 def test_structure_and_positions_of_each_family(sheets, folders, family):
     sheet = sheets[family]
     assert json.loads(json.dumps(sheet.to_json(), allow_nan=False))  # JSON has no NaN
-    model = load_checkpoint(folders[family], encoder_decoder=True).model
+    model = load_checkpoint(folders[family], allow_encoder_decoder=True).model
     assert sheet.structure.parameters == model.num_parameters()
     assert sheet.structure.layers == 2 and sheet.structure.parts["other"] == 0
     assert sheet.structure.parts["attention"] and sheet.structure.parts["feed-forward"]
     learned = family in ("bert", "gpt2", "opt", "t5", "deberta", "deberta-v2")
     assert bool(sheet.structure.parts["positions"]) == learned
-    assert sheet.positions and all(isinstance(p, KINDS[family]) for p in sheet.positions)
+    assert sheet.position_sources and all(
+        isinstance(p, KINDS[family]) for p in sheet.position_sources
+    )
     assert sheet.reading.causal == (family not in ("bert", "t5", "deberta", "deberta-v2"))
     for weights in sheet.reading.attention.values():
         torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
@@ -122,23 +124,27 @@ def test_without_positions_the_order_of_words_is_lost_as_far_as_the_mask_allows(
 
 @pytest.mark.parametrize("family", KINDS)
 def test_positions_come_back_after_the_removal(folders, family):
-    model = load_checkpoint(folders[family], encoder_decoder=True, attention="eager").model
+    model = load_checkpoint(
+        folders[family], allow_encoder_decoder=True, attention_implementation="eager"
+    ).model
     ids = list(range(5, 17))
-    before = read_sentence(model, ids).hidden
+    before = read_sentence(model, ids).hidden_states
     with without_positions(model):
-        assert (read_sentence(model, ids).hidden - before).abs().max() > 1e-3
-    assert torch.equal(read_sentence(model, ids).hidden, before)
+        assert (read_sentence(model, ids).hidden_states - before).abs().max() > 1e-3
+    assert torch.equal(read_sentence(model, ids).hidden_states, before)
 
 
 @pytest.mark.parametrize(
     ("family", "norm"), [("llama", "model.norm"), ("gpt2", "transformer.ln_f")]
 )
 def test_the_last_state_is_that_before_the_final_norm(folders, family, norm):
-    model = load_checkpoint(folders[family], encoder_decoder=True, attention="eager").model
+    model = load_checkpoint(
+        folders[family], allow_encoder_decoder=True, attention_implementation="eager"
+    ).model
     ids = list(range(5, 17))
     with torch.inference_mode():
         out = model(torch.tensor([ids]), output_hidden_states=True)
-        state = read_sentence(model, ids).hidden[-1]
+        state = read_sentence(model, ids).hidden_states[-1]
         assert torch.allclose(model.get_submodule(norm)(state), out.hidden_states[-1][0], atol=1e-5)
         assert (state - out.hidden_states[-1][0]).abs().max() > 1e-2
 
@@ -161,7 +167,7 @@ def test_layers_that_hand_on_several_streams_are_refused(last, message):
             )
 
     if message is None:
-        assert read_sentence(Streams(), [5, 6, 7]).hidden.shape == (2, 3, 8)
+        assert read_sentence(Streams(), [5, 6, 7]).hidden_states.shape == (2, 3, 8)
         return
     with pytest.raises(ValueError, match=message):
         read_sentence(Streams(), [5, 6, 7])
@@ -179,7 +185,7 @@ def test_a_rotation_by_complex_numbers_is_taken_out(tmp_path):
 
 def test_layers_without_a_rotation_are_not_counted(tmp_path):
     save("smollm3", tmp_path)
-    (kind,) = measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True)).positions
+    (kind,) = measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True)).position_sources
     assert isinstance(kind, Rotation) and kind.layers == "3 of 4 layers"
 
 
@@ -195,7 +201,7 @@ def test_unfinished_pairs_are_those_of_the_models_own_frequencies(tmp_path, fami
     """With theta 200 one pair takes 88.9 tokens for a turn, a little more than the 64 trained."""
     share = {"partial_rotary_factor": 0.25} if family == "gpt_neox" else {}
     save(family, tmp_path, rope_parameters={"rope_type": "default", "rope_theta": theta, **share})
-    (kind,) = measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True)).positions
+    (kind,) = measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True)).position_sources
     (rotary,) = (
         m
         for m in load_checkpoint(tmp_path).model.modules()
@@ -225,7 +231,7 @@ def test_a_rotation_is_that_of_the_models_module_where_a_key_is_not_read(name, t
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | keys), "utf-8")
     rotary = load_checkpoint(tmp_path).model.model.rotary_emb
-    (kind,) = measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True)).positions
+    (kind,) = measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True)).position_sources
     waves = [2 * math.pi / float(frequency) for frequency in rotary.inv_freq]
     assert kind.wavelengths == pytest.approx(waves) and kind.unscaled == kind.wavelengths
     assert kind.rotary_dim == kind.head_dim == 2 * len(waves)
@@ -244,7 +250,7 @@ def test_wavelengths_are_drawn_twice_only_if_the_scaling_changes_them(factor):
     waves = [6.3, 63.0, 630.0, 6300.0]
     scaled = [factor * wave for wave in waves]
     rotation = Rotation("all layers", 10000.0, 8, 8, "DynamicNTK", 64, 128, scaled, waves)
-    (plot,) = position_plots(SimpleNamespace(positions=[rotation]))
+    (plot,) = position_plots(SimpleNamespace(position_sources=[rotation]))
     curves = list(dict.fromkeys(plot.chart.data["series"]))
     assert curves == ["as trained", "as it runs, DynamicNTK"][: 1 + (factor > 1)]
 
@@ -266,7 +272,7 @@ def planted(monkeypatch, folder, change, family="llama", **keys):
 
     monkeypatch.setattr(measurements, "load_checkpoint", load)
     save(family, folder, **keys)
-    return measure_checkpoint(Request(folder, TEXT, as_bytes=True)).positions
+    return measure_checkpoint(Request(folder, TEXT, as_bytes=True)).position_sources
 
 
 def test_other_frequencies_than_the_keys_say_are_those_of_the_module(tmp_path, monkeypatch):
@@ -321,7 +327,7 @@ def test_frequencies_that_no_setting_explains_are_refused(tmp_path, monkeypatch,
 def test_a_kind_of_layer_that_the_model_has_not_has_no_rotation(tmp_path):
     """Gemma 3 keeps keys for layers without a window, even if each of its layers has one."""
     save("gemma3_text", tmp_path, layer_types=["sliding_attention"] * 6)
-    found = measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True)).positions
+    found = measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True)).position_sources
     assert [kind.layers for kind in found] == ["sliding_attention layers"]
 
 
@@ -332,15 +338,15 @@ def test_an_extended_checkpoint_meets_new_angles_only_where_its_frequencies_stay
     for kind in ("linear", "yarn"):
         folder = tmp_path / kind
         save("llama", folder, rope_parameters={"rope_type": kind, **parameters}, **longer)
-        sheets.append(measure_checkpoint(Request(folder, TEXT, as_bytes=True)).positions[0])
+        sheets.append(measure_checkpoint(Request(folder, TEXT, as_bytes=True)).position_sources[0])
     assert [s.scaling for s in sheets] == ["Linear", "YaRN"]
     assert sheets[0].new_angles == [] and sheets[0].unfinished == [2, 3]
     assert sheets[1].trained == LENGTH and sheets[1].beyond == 4 * LENGTH
 
 
 def test_the_own_bias_of_t5_bloom_and_mpt(folders, sheets):
-    encoder, decoder = sheets["t5"].positions
-    model = load_checkpoint(folders["t5"], encoder_decoder=True).model
+    encoder, decoder = sheets["t5"].position_sources
+    model = load_checkpoint(folders["t5"], allow_encoder_decoder=True).model
     for kind, stack, both in ((encoder, model.encoder, True), (decoder, model.decoder, False)):
         own = T5Bias(4, bidirectional=both)
         table = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
@@ -348,13 +354,13 @@ def test_the_own_bias_of_t5_bloom_and_mpt(folders, sheets):
         want = own.bias(torch.tensor(kind.distances))
         torch.testing.assert_close(torch.tensor(kind.values), want.detach(), rtol=0, atol=0)
     for family in ("bloom", "mpt"):
-        (alibi,) = sheets[family].positions
+        (alibi,) = sheets[family].position_sources
         assert alibi.slopes == pytest.approx(list(ALiBi(4).slopes))
         assert alibi.values[0][8] == pytest.approx(-8 * alibi.slopes[0])
 
 
 def test_the_rotation_that_gptj_keeps_in_a_table(folders, sheets):
-    (kind,) = sheets["gptj"].positions
+    (kind,) = sheets["gptj"].position_sources
     modules = load_checkpoint(folders["gptj"]).model.modules()  # in a layer, or one for all
     table = next(m.embed_positions for m in modules if hasattr(m, "embed_positions"))
     # sines, then cosines
@@ -367,7 +373,8 @@ def test_falcon_with_alibi_is_refused_because_transformers_counts_it_twice(tmp_p
     save("falcon", tmp_path, spread=0.3, alibi=True)
     ids = torch.arange(5, 17)[None]
     shown, fused = (
-        load_checkpoint(tmp_path, attention=name).model(ids).logits for name in ("eager", "sdpa")
+        load_checkpoint(tmp_path, attention_implementation=name).model(ids).logits
+        for name in ("eager", "sdpa")
     )
     assert (shown - fused).abs().max() > 1e-2  # once this fails, transformers is mended
     with pytest.raises(ValueError, match=r"Falcon with ALiBi: .* adds its bias twice"):
@@ -379,7 +386,7 @@ def test_key_value_heads_of_falcon(sheets):
 
 
 def test_similarity_of_a_table(folders, sheets):
-    (kind,) = sheets["opt"].positions
+    (kind,) = sheets["opt"].position_sources
     rows = load_checkpoint(folders["opt"]).model.model.decoder.embed_positions.weight.detach()[2:]
     want = torch.nn.functional.cosine_similarity(rows[1:], rows[:-1]).mean().item()
     assert kind.rows == LENGTH and kind.reserved == 2
@@ -419,7 +426,7 @@ def test_a_trained_checkpoint_with_its_tokenizer():
     sheet = measure_checkpoint(Request(LLAMA2XS, "公司收购了对手。", ("公司", "对手")))
     assert sheet.sentence.labels == ("<s>", *"公司收购了对手。")
     assert sheet.structure.parameters == 312_000 and sheet.structure.kv_heads == 4
-    assert sheet.positions[0].unfinished == [2, 3]
+    assert sheet.position_sources[0].unfinished == [2, 3]
     assert sheet.swap.without.last_by_layer[1] < 1e-5 < sheet.swap.without.last_by_layer[2]
     assert sheet.swap.with_positions.last_by_layer[1] > 1e-3
 
