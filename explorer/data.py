@@ -95,7 +95,7 @@ def rules() -> dict[str, Any]:
         "harmless": sorted(NO_EFFECT),
         "read": {kind: sorted(keys) for kind, keys in READ.items()},
         "positions": ABOUT_POSITIONS.pattern,
-        "base": foreign_names.NAME_OF_BASE.pattern,
+        "base": foreign_names.PATTERN_OF_BASE_NAMES.pattern,
         "words": words(),
     }
 

@@ -23,13 +23,13 @@ SPELLING_OF_MOST = "transformers"
 OTHER_SPELLINGS = {"llama.cpp": "gguf"}
 """Runtime -> the spelling of the files that it is asked about, where that is another one."""
 SPELLINGS_ASKED_ABOUT = {SPELLING_OF_MOST, *OTHER_SPELLINGS.values()}
-KNOWN_IS_SHOWN = "What posenc knows is shown."
+NOTE_ON_KNOWN = "What posenc knows is shown."
 NOTE_ON_LOADING = (
     "llama.cpp {version} was asked to load the file: whether it does, and what it takes for the "
     "base, the scaling, the lengths and the rotated channels, is its own answer; what it computes "
     "from them is known."
 )
-NOBODY = "none"
+ASK_NOBODY = "none"
 SHORT_LENGTH = 2
 """A length at which frequencies are compared with those at the length that is judged."""
 DEFAULT_LENGTH = 4096
@@ -56,7 +56,7 @@ def interpreters_to_ask(asked_for: Sequence[str] | None) -> list[Interpreter]:
     """
     if asked_for is None:
         return [Interpreter(None, name) for name in PROBES if installed_version(name) is not None]
-    if NOBODY in asked_for:
+    if ASK_NOBODY in asked_for:
         if len(asked_for) > 1:
             raise ValueError("--ask none asks nobody: it goes with no other --ask.")
         return []
@@ -80,21 +80,21 @@ def _interpreter_named(value: str) -> Interpreter:
     raise ValueError(f"--ask {value}: {runtime!r} is none of {', '.join(PROBES)}.")
 
 
-def is_asked_of(runtime: str, rows: Collection[str]) -> bool:
+def is_asked_of(runtime: str, row_names: Collection[str]) -> bool:
     """Return True if a runtime, a key of PROBES, answers for one of these rows: "transformers" for
     "transformers-4" and "transformers-5", any other for the row of its own name."""
-    return any(row == runtime or row.startswith(f"{runtime}-") for row in rows)
+    return any(row_name == runtime or row_name.startswith(f"{runtime}-") for row_name in row_names)
 
 
 def ask_about_sources(
     sources: Sequence[Source],
     length: int | None,
     asked_for: Sequence[str] | None,
-    rows: Collection[str],
+    row_names: Collection[str],
 ) -> tuple[list[dict[str, Asked]], list[list[str]]]:
     """Ask the interpreters about all files, each runtime of an interpreter once.
 
-    rows: the rows of the table that the user wants; other runtimes are not asked.
+    row_names: rows of the table that the user wants; other runtimes are not asked.
 
     Returns: for each source, row -> its own answer; and for each source, the lines to print about
     interpreters that gave no answer.
@@ -105,61 +105,67 @@ def ask_about_sources(
     Raises: ValueError if two interpreters have the same runtime, as of transformers 5, or if those
     that the user named have none that answers for a row.
     """
-    by_source: list[dict[str, Asked]] = [{} for _ in sources]
+    answers_by_source: list[dict[str, Asked]] = [{} for _ in sources]
     notes: list[list[str]] = [[] for _ in sources]
     interpreters = interpreters_to_ask(asked_for)
-    was_named = asked_for is not None and bool(interpreters)
-    readable = [i for i, source in enumerate(sources) if source.spelling in SPELLINGS_ASKED_ABOUT]
-    if readable:
-        to_ask, failures = _runtimes_of_interpreters(interpreters, rows)
-        for i in readable:
+    has_named_interpreter = asked_for is not None and bool(interpreters)
+    readable_indices = [
+        i for i, source in enumerate(sources) if source.spelling in SPELLINGS_ASKED_ABOUT
+    ]
+    if readable_indices:
+        to_ask, failures = _runtimes_of_interpreters(interpreters, row_names)
+        for i in readable_indices:
             notes[i] += failures
-        if was_named and not to_ask and not failures:
-            raise ValueError(f"--ask: nobody is asked about {', '.join(rows)}, which --for names.")
+        if has_named_interpreter and not to_ask and not failures:
+            raise ValueError(
+                f"--ask: nobody is asked about {', '.join(row_names)}, which --for names."
+            )
         for python, runtime in to_ask:
-            indices = [i for i in readable if sources[i].spelling == _spelling_read_by(runtime)]
+            indices = [
+                i for i in readable_indices if sources[i].spelling == _spelling_read_by(runtime)
+            ]
             questions = [_question_about(sources[i], length) for i in indices]
             try:
                 answers = ask(questions, python, runtime) if indices else []
             except AskError as error:
                 for i in indices:
-                    notes[i].append(f"{error} {KNOWN_IS_SHOWN}")
+                    notes[i].append(f"{error} {NOTE_ON_KNOWN}")
             else:
                 for i, answer in zip(indices, answers, strict=True):
-                    _add_answer(by_source[i], answer)
-    if was_named:
-        _note_files_that_nobody_reads(sources, by_source, notes)
-    return by_source, notes
+                    _add_answer(answers_by_source[i], answer)
+    if has_named_interpreter:
+        _note_files_that_nobody_reads(sources, answers_by_source, notes)
+    return answers_by_source, notes
 
 
 def _runtimes_of_interpreters(
-    interpreters: Sequence[Interpreter], rows: Collection[str]
+    interpreters: Sequence[Interpreter], row_names: Collection[str]
 ) -> tuple[list[tuple[str | None, str]], list[str]]:
     """Return whom to ask, as pairs of an interpreter's path and a runtime, and a line about each
     interpreter that has none to be asked, or is none."""
     to_ask: list[tuple[str | None, str]] = []
-    failures: list[str] = []
+    failure_lines: list[str] = []
     for interpreter in interpreters:
         try:
-            runtimes = _runtimes_to_ask(interpreter, rows)
+            runtimes = _runtimes_to_ask(interpreter, row_names)
         except AskError as error:
-            failures.append(f"{error} {KNOWN_IS_SHOWN}")
+            failure_lines.append(f"{error} {NOTE_ON_KNOWN}")
         else:
             to_ask += [(interpreter.python, runtime) for runtime in runtimes]
-    return to_ask, failures
+    return to_ask, failure_lines
 
 
 def _note_files_that_nobody_reads(
     sources: Sequence[Source],
-    by_source: Sequence[Mapping[str, Asked]],
+    answers_by_source: Sequence[Mapping[str, Asked]],
     notes: Sequence[list[str]],
 ) -> None:
     """Add to `notes` a line for each file about which no runtime has answered, if none says why."""
-    for source, answers, lines in zip(sources, by_source, notes, strict=True):
+    for source, answers, lines in zip(sources, answers_by_source, notes, strict=True):
         if not answers and not lines:
             lines.append(
                 "--ask: the runtimes that are asked read no file of this kind "
-                f"({source.spelling}). {KNOWN_IS_SHOWN}"
+                f"({source.spelling}). {NOTE_ON_KNOWN}"
             )
 
 
@@ -181,21 +187,21 @@ def _question_about(
     return source.raw, lengths_to_ask_at(source, length)
 
 
-def _runtimes_to_ask(interpreter: Interpreter, rows: Collection[str]) -> list[str]:
+def _runtimes_to_ask(interpreter: Interpreter, row_names: Collection[str]) -> list[str]:
     """Return the runtimes that an interpreter is asked as: the one that the user named, else those
     that it has and that answer for one of the rows.
 
     Raises: AskError if it has none that can be asked, or is no interpreter.
     """
     if interpreter.runtime is not None:
-        return [interpreter.runtime] if is_asked_of(interpreter.runtime, rows) else []
-    found = runtimes_of(interpreter.python)
-    if not found:
+        return [interpreter.runtime] if is_asked_of(interpreter.runtime, row_names) else []
+    runtimes_there = runtimes_of(interpreter.python)
+    if not runtimes_there:
         raise AskError(
             f"--ask {interpreter.python}: it has no such runtime: none of {', '.join(PROBES)} can "
             "be imported."
         )
-    return [runtime for runtime in found if is_asked_of(runtime, rows)]
+    return [runtime for runtime in runtimes_there if is_asked_of(runtime, row_names)]
 
 
 def _add_answer(answers_to_one: dict[str, Asked], answer: Asked) -> None:
@@ -203,52 +209,54 @@ def _add_answer(answers_to_one: dict[str, Asked], answer: Asked) -> None:
 
     Raises: ValueError if one has answered for the same runtime.
     """
-    row = runtime_name_of(answer)
-    if row in answers_to_one:
+    row_name = runtime_name_of(answer)
+    if row_name in answers_to_one:
         raise ValueError(
-            f"--ask: two interpreters have {row}: {answers_to_one[row].version} and "
+            f"--ask: two interpreters have {row_name}: {answers_to_one[row_name].version} and "
             f"{answer.version}; ask them one after the other, or name the runtime to ask, as in "
             "--ask vllm=PYTHON."
         )
-    answers_to_one[row] = answer
+    answers_to_one[row_name] = answer
 
 
 def answers_of_named_runtimes(
-    answers: Mapping[str, Asked], named: Sequence[str], versions: Mapping[str, str]
+    answers: Mapping[str, Asked], named_runtimes: Sequence[str], versions: Mapping[str, str]
 ) -> dict[str, Asked]:
     """Return only the answers of runtimes that --for names, and of the versions that it names."""
-    kept = {}
-    for row, answer in answers.items():
-        wanted = versions.get(row)
-        is_right_version = wanted is None or f"{answer.version}.".startswith(f"{wanted}.")
-        if row in named and is_right_version:
-            kept[row] = answer
-    return kept
+    kept_answers = {}
+    for row_name, answer in answers.items():
+        wanted_version = versions.get(row_name)
+        is_right_version = wanted_version is None or f"{answer.version}.".startswith(
+            f"{wanted_version}."
+        )
+        if row_name in named_runtimes and is_right_version:
+            kept_answers[row_name] = answer
+    return kept_answers
 
 
 def notes_on_releases(answers: Mapping[str, Asked]) -> list[str]:
     """Return a line for each runtime that answered in a release of which nothing is recorded, and
     for one that was asked for a part of its answer only."""
     notes = []
-    for row, answer in answers.items():
+    for row_name, answer in answers.items():
         if answer.unmeasured:
             why = answer.unmeasured.rstrip(".")
-            notes.append(f"{answer.runtime} {answer.version}: {why}. {KNOWN_IS_SHOWN}")
+            notes.append(f"{answer.runtime} {answer.version}: {why}. {NOTE_ON_KNOWN}")
         if answer.loaded:
             notes.append(NOTE_ON_LOADING.format(version=answer.version))
-        if not _is_recorded(row, answer.version):
+        if not _is_recorded(row_name, answer.version):
             notes.append(
                 f"Installed is {answer.runtime} {answer.version}, and posenc has recorded "
-                f"{RELEASES_IN_WORDS[row]}. Its row is its own answer; what is meant, and what "
-                "programs do that load configs by it, is judged by the recorded releases."
+                f"{RELEASES_IN_WORDS[row_name]}. Its row is its own answer; what is meant, and "
+                "what programs do that load configs by it, is judged by the recorded releases."
             )
     return notes
 
 
-def _is_recorded(row: str, version: str) -> bool:
+def _is_recorded(row_name: str, version: str) -> bool:
     """Return True if facts of a release are recorded; a development version is no release."""
     try:
-        return is_recorded(row, version)
+        return is_recorded(row_name, version)
     except ValueError:  # such as 5.25.0.dev0
         return False
 
@@ -257,14 +265,14 @@ def lengths_to_ask_at(source: Source, length: int | None) -> list[int]:
     """Return the lengths, in tokens, at which a runtime is asked: first the one to judge at, then
     those that show whether the frequencies change with the length."""
     try:
-        longest = meaning_of(source.config, length).max_length
+        longest_length = meaning_of(source.config, length).max_length
     except (UnknownFamilyError, ValueError):
-        longest = DEFAULT_LENGTH
+        longest_length = DEFAULT_LENGTH
         stated_length = source.config.get("max_position_embeddings")
         if (
             isinstance(stated_length, int)
             and not isinstance(stated_length, bool)
             and 0 < stated_length < 2**31
         ):
-            longest = stated_length
-    return [length or longest, SHORT_LENGTH, longest, 2 * longest]
+            longest_length = stated_length
+    return [length or longest_length, SHORT_LENGTH, longest_length, 2 * longest_length]

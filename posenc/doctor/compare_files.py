@@ -24,8 +24,8 @@ def differences(first: PositionRecord, second: PositionRecord) -> list[str]:
             f"layers without rotation: {list(first.without_rotation)} and "
             f"{list(second.without_rotation)}"
         )
-    words = {True: "interleaved", False: "half-split", None: ""}
-    layouts = [words[record.interleaved] for record in (first, second)]
+    layout_names = {True: "interleaved", False: "half-split", None: ""}
+    layouts = [layout_names[record.interleaved] for record in (first, second)]
     if all(layouts) and layouts[0] != layouts[1]:
         lines.append(f"layout: {' and '.join(layouts)}")
     return sorted(lines)
@@ -57,22 +57,25 @@ def lengths_around_switches(*records: PositionRecord) -> list[int]:
     """Return the lengths, in tokens, at which records whose frequencies change are compared: the
     trained and the longest length of each, one token more, and twice as many; empty if none
     changes."""
-    found: set[int] = set()
+    lengths: set[int] = set()
     for record in records:
         if record.switch != "static":
             for length in (record.trained_length, record.max_length):
-                found |= {length, length + 1, 2 * length}
-    return sorted(found)
+                lengths |= {length, length + 1, 2 * length}
+    return sorted(lengths)
 
 
 def _rotation_differences(first: PositionRecord, second: PositionRecord) -> list[str]:
     """Return a line for each difference between the rotations of the kinds of layers, in no
     particular order."""
     lines = []
-    ours = {kind.name: kind for kind in first.kinds}
-    theirs = {kind.name: kind for kind in second.kinds}
-    for name in ours.keys() | theirs.keys():
-        a, b = ours.get(name, ours.get("all")), theirs.get(name, theirs.get("all"))
+    first_kinds = {kind.name: kind for kind in first.kinds}
+    second_kinds = {kind.name: kind for kind in second.kinds}
+    for name in first_kinds.keys() | second_kinds.keys():
+        a, b = (
+            first_kinds.get(name, first_kinds.get("all")),
+            second_kinds.get(name, second_kinds.get("all")),
+        )
         if a is None or b is None:
             lines.append(f"{name}: only one of them has such layers")
         else:
@@ -82,23 +85,27 @@ def _rotation_differences(first: PositionRecord, second: PositionRecord) -> list
 
 def _layer_kind_differences(name: str, a: LayerKind, b: LayerKind) -> list[str]:
     """Return a line for each difference between two kinds of layers. name: of the kind."""
-    where = "" if name == "all" else f" in {name}"
+    where_in_words = "" if name == "all" else f" in {name}"
     lines = []
     if a.rotary_dim != b.rotary_dim:
-        lines.append(f"rotated channels{where}: {a.rotary_dim} and {b.rotary_dim}")
+        lines.append(f"rotated channels{where_in_words}: {a.rotary_dim} and {b.rotary_dim}")
     else:
-        pairs = enumerate(zip(a.inv_freq, b.inv_freq, strict=True))
-        differing = [(i, x, y) for i, (x, y) in pairs if not abs(x - y) <= TOLERANCE * abs(y)]
-        if differing:
-            i, x, y = max(differing, key=lambda o: abs(o[1] - o[2]) / max(abs(o[1]), abs(o[2])))
+        indexed_pairs = enumerate(zip(a.inv_freq, b.inv_freq, strict=True))
+        differing_pairs = [
+            (i, x, y) for i, (x, y) in indexed_pairs if not abs(x - y) <= TOLERANCE * abs(y)
+        ]
+        if differing_pairs:
+            i, x, y = max(
+                differing_pairs, key=lambda o: abs(o[1] - o[2]) / max(abs(o[1]), abs(o[2]))
+            )
             lines.append(
-                f"frequencies{where}: {len(differing)} of {len(a.inv_freq)} pairs, most pair {i}: "
-                f"{x:.7g} and {y:.7g} radians per position"
+                f"frequencies{where_in_words}: {len(differing_pairs)} of {len(a.inv_freq)} pairs, "
+                f"most pair {i}: {x:.7g} and {y:.7g} radians per position"
             )
     if not abs(a.multiplier - b.multiplier) <= TOLERANCE * b.multiplier:
-        lines.append(f"multiplier{where}: {a.multiplier:.7g} and {b.multiplier:.7g}")
+        lines.append(f"multiplier{where_in_words}: {a.multiplier:.7g} and {b.multiplier:.7g}")
     # A GGUF file does not say its window here, and a missing key may mean the family's default.
     if a.window != b.window and a.states_window and b.states_window:
-        windows = ["all keys" if kind.window is None else str(kind.window) for kind in (a, b)]
-        lines.append(f"window{where}: {' and '.join(windows)}")
+        window_texts = ["all keys" if kind.window is None else str(kind.window) for kind in (a, b)]
+        lines.append(f"window{where_in_words}: {' and '.join(window_texts)}")
     return lines

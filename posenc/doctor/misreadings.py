@@ -24,7 +24,7 @@ from posenc.runtimes.known.releases import is_recorded
 from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of, require_known_family
 from posenc.runtimes.position_record import PositionRecord, record_of, record_of_meaning
 
-ALL = tuple(RUNTIMES)
+ALL_RUNTIMES = tuple(RUNTIMES)
 TOLERANCE = Tolerance(of_frequencies=1e-5, of_multipliers=5e-4)
 """Smaller differences of frequencies are float32 rounding, and those of temperatures change no
 measured loss."""
@@ -35,7 +35,7 @@ def differing_aspects(computed: ComputedPositions, meant: ComputedPositions) -> 
 
     Both must be results, not refusals. A result without a softmax scale differs in "scale".
     """
-    return frozenset(each.aspect for each in differences(computed, meant, TOLERANCE))
+    return frozenset(difference.aspect for difference in differences(computed, meant, TOLERANCE))
 
 
 def misread_aspects(
@@ -74,7 +74,7 @@ class Case:
     """
 
     source: Source
-    named_runtimes: tuple[str, ...] = ALL
+    named_runtimes: tuple[str, ...] = ALL_RUNTIMES
     length: int | None = None
     served: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -138,25 +138,32 @@ class Case:
     def computed(self) -> dict[str, ComputedPositions]:
         """Return, by runtime, what it computes from the file: its own answer where it was asked and
         could be measured, else the answer of posenc's emulator."""
-        known = self.known_results
+        known_results = self.known_results
         answers: dict[str, ComputedPositions] = {}
-        for name, own in self.own_answers.items():
+        for name, own_answer in self.own_answers.items():
             if self.metadata is not None:
-                answers[name] = as_loaded(own, self.metadata, self.length)
+                answers[name] = as_loaded(own_answer, self.metadata, self.length)
             else:
-                answers[name] = as_computed(own, known[name], self.model).with_stop_as_refusal
-        return {**known, **{name: a for name, a in answers.items() if a.known != "unknown"}}
+                answers[name] = as_computed(
+                    own_answer, known_results[name], self.model
+                ).with_stop_as_refusal
+        return {
+            **known_results,
+            **{name: answer for name, answer in answers.items() if answer.known != "unknown"},
+        }
 
     @cached_property
     def known_results(self) -> dict[str, ComputedPositions]:
         """Return, by runtime, what posenc's emulator says that it computes from the file."""
         if self.metadata is not None:
             return self._known_results_of_gguf(self.metadata)
-        served = self.source.config if self.served is None else self.served
+        served_config = self.source.config if self.served is None else self.served
         if self.source.spelling == "transformers":
-            answers = emulate(served, self.length, versions=self.versions)
+            answers = emulate(served_config, self.length, versions=self.versions)
         else:
-            answers = emulate_params_file(served, self.source.spelling, self.length, self.versions)
+            answers = emulate_params_file(
+                served_config, self.source.spelling, self.length, self.versions
+            )
         return {name: computed.with_stop_as_refusal for name, computed in answers.items()}
 
     def _known_results_of_gguf(self, metadata: Metadata) -> dict[str, ComputedPositions]:
@@ -165,22 +172,26 @@ class Case:
         version = self.versions.get(name)
         try:
             if version is not None and not is_recorded(name, version):
-                computed = unrecorded_version(name, version)
+                computed_by_llama_cpp = unrecorded_version(name, version)
             else:
-                computed = compute_from_metadata(metadata, self.length)
-        except RefusedError as refused:
-            known = "unknown" if isinstance(refused, NotReadError) else "yes"
-            computed = ComputedPositions(str(refused), known=known, version=RELEASES[name].read)
-        opens_none = ComputedPositions("mlx-lm opens no GGUF file", known="no such file")
-        not_known = {
+                computed_by_llama_cpp = compute_from_metadata(metadata, self.length)
+        except RefusedError as refusal:
+            how_known = "unknown" if isinstance(refusal, NotReadError) else "yes"
+            computed_by_llama_cpp = ComputedPositions(
+                str(refusal), known=how_known, version=RELEASES[name].read
+            )
+        result_of_mlx_lm = ComputedPositions("mlx-lm opens no GGUF file", known="no such file")
+        unknown_results = {
             r: ComputedPositions(
                 f"posenc does not know what {r} computes from GGUF", known="unknown"
             )
             for r in RUNTIMES
         }
-        results = {**not_known, "mlx-lm": opens_none}
-        dated = {r: replace(result, version=RELEASES[r].read) for r, result in results.items()}
-        return {**dated, name: computed}
+        results = {**unknown_results, "mlx-lm": result_of_mlx_lm}
+        dated_results = {
+            r: replace(result, version=RELEASES[r].read) for r, result in results.items()
+        }
+        return {**dated_results, name: computed_by_llama_cpp}
 
     @cached_property
     def aspects_that_contradict_emulator(self) -> dict[str, frozenset[Aspect]]:
@@ -188,14 +199,16 @@ class Case:
         posenc's emulator of the same version; runtimes without a difference are left out."""
         aspects_by_runtime = {}
         for name, answer in self.computed.items():
-            known = self.known_results[name]
-            if not (answer.asked and known.is_known and answer.version == known.version):
+            known_result = self.known_results[name]
+            if not (
+                answer.asked and known_result.is_known and answer.version == known_result.version
+            ):
                 continue
-            if (answer.error is None) != (known.error is None):
+            if (answer.error is None) != (known_result.error is None):
                 aspects_by_runtime[name] = frozenset[Aspect]({"error"})
             elif answer.error is None:
-                aspects = differing_aspects(answer, known)
-                if answer.switch != known.switch:
+                aspects = differing_aspects(answer, known_result)
+                if answer.switch != known_result.switch:
                     aspects |= {"switch"}
                 if aspects:
                     aspects_by_runtime[name] = aspects
@@ -260,12 +273,12 @@ class Case:
         if none is given. nothing_else: leave out runtimes that differ in another aspect, too, which
         another rule would explain.
         """
-        wanted = set(aspects) or {*get_args(Aspect)}
+        wanted_aspects = set(aspects) or {*get_args(Aspect)}
         return tuple(
             name
             for name in among
-            if (differing := self.differences[name] - {"arguments"}) & wanted
-            and not (nothing_else and differing - wanted)
+            if (aspects_that_differ := self.differences[name] - {"arguments"}) & wanted_aspects
+            and not (nothing_else and aspects_that_differ - wanted_aspects)
         )
 
     def named_and_known(self, runtimes: Sequence[str]) -> tuple[str, ...]:
@@ -291,23 +304,23 @@ class Case:
     def flat_rope_dicts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield the name and the content of every flat rope dict of the config: of rope_scaling and
         rope_parameters themselves, or of the dicts for kinds of layers in them."""
-        for name, given in (
+        for name, rope_dict in (
             ("rope_scaling", self.rope_scaling),
             ("rope_parameters", self.rope_parameters),
         ):
-            if given is None:
+            if rope_dict is None:
                 continue
-            inner = {k: v for k, v in given.items() if isinstance(v, Mapping)}
-            if not inner:
-                yield name, given
-            for kind, value in inner.items():
-                yield f"{name}.{kind}", value
+            dict_by_kind = {k: v for k, v in rope_dict.items() if isinstance(v, Mapping)}
+            if not dict_by_kind:
+                yield name, rope_dict
+            for kind, kind_dict in dict_by_kind.items():
+                yield f"{name}.{kind}", kind_dict
 
     def original_length(self, p: Mapping[str, Any]) -> Any:
         """Return a rope dict's original length, else the top level's; None if there is none."""
         return p.get(ORIGINAL_LENGTH_KEY, self.config.get(ORIGINAL_LENGTH_KEY))
 
-    def rotated_pairs(self, p: Mapping[str, Any]) -> int:
+    def num_rotated_pairs(self, p: Mapping[str, Any]) -> int:
         """Return how many pairs of channels a rope dict rotates."""
         share = p.get("partial_rotary_factor", self.config.get("partial_rotary_factor", 1.0))
         share = share if isinstance(share, int | float) else 1.0  # text is reported by PD005
@@ -325,5 +338,5 @@ class Case:
 
 def rope_type_of(p: Mapping[str, Any]) -> str:
     """Return the type that a rope dict names: its rope_type, else its type, else "default"."""
-    kind = p.get("rope_type", p.get("type"))
-    return "default" if kind is None else str(kind)
+    rope_type = p.get("rope_type", p.get("type"))
+    return "default" if rope_type is None else str(rope_type)

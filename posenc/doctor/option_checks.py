@@ -25,13 +25,13 @@ def check_options(options: Options) -> None:
 
 def ignored_codes(options: Options) -> frozenset[str]:
     """Return the codes of --ignore. Raises: ValueError for a name that is no rule's."""
-    parts = [part.strip().upper() for part in (options.ignore or "").split(",")]
-    return frozenset(check_choice("--ignore", part, RULES) for part in parts if part)
+    codes = [code.strip().upper() for code in (options.ignore or "").split(",")]
+    return frozenset(check_choice("--ignore", code, RULES) for code in codes if code)
 
 
 def _check_options_beside_each(options: Options) -> None:
     """Raise ValueError for options that --each does not take, and for --each without paths."""
-    allowed = Options(
+    allowed_options = Options(
         options.paths,
         options.length,
         options.for_,
@@ -40,7 +40,7 @@ def _check_options_beside_each(options: Options) -> None:
         each=True,
         strict=options.strict,
     )
-    if options != allowed:
+    if options != allowed_options:
         raise ValueError(
             "--each takes --length, --for, --ask, --ignore and --strict, and no other option."
         )
@@ -63,14 +63,14 @@ def _check_options_for_one_or_two_paths(options: Options) -> None:
     actions = actions_asked_for(options)
     if len(actions) > 1:
         raise ValueError(f"give {actions[0]} or {actions[1]}, not both.")
-    compares = len(options.paths) == 2
-    for_adapter = not compares and is_adapter(options.paths[0])
-    _check_like(options, for_adapter)
-    if actions or for_adapter or compares:
-        _refuse_judging_options(options, asks=options.fix and not (for_adapter or compares))
+    is_comparison = len(options.paths) == 2
+    is_for_adapter = not is_comparison and is_adapter(options.paths[0])
+    _check_like(options, is_for_adapter)
+    if actions or is_for_adapter or is_comparison:
+        _refuse_judging_options(options, asks=options.fix and not (is_for_adapter or is_comparison))
     if options.overrides is not None and options.for_ is not None:
         raise ValueError("--overrides names its server itself: leave out --for.")
-    if compares and actions:
+    if is_comparison and actions:
         raise ValueError(f"{actions[0]} takes one path, got two.")
 
 
@@ -95,12 +95,12 @@ def _writes_copy(options: Options) -> bool:
     return options.fix or options.convert_layout is not None
 
 
-def _check_like(options: Options, for_adapter: bool) -> None:
+def _check_like(options: Options, is_for_adapter: bool) -> None:
     """Raise ValueError for --like where nothing is written that it describes.
 
-    for_adapter: True if the one path is a folder of LoRA adapters.
+    is_for_adapter: True if the one path is a folder of LoRA adapters.
     """
-    writes_adapter = for_adapter and _writes_copy(options)
+    writes_adapter = is_for_adapter and _writes_copy(options)
     if options.like is not None and not (options.fix or writes_adapter):
         raise ValueError(
             "--like goes with --fix of a GGUF file, or with --fix or --convert-layout of a LoRA "
@@ -121,7 +121,7 @@ def _refuse_judging_options(options: Options, *, asks: bool) -> None:
 
 def actions_asked_for(options: Options) -> list[str]:
     """Return the names of the given options that ask for something else than judging a file."""
-    is_given = {
+    given_by_action = {
         "--positions": options.positions is not None,
         "--overrides": options.overrides is not None,
         "--with": options.with_ is not None,
@@ -129,4 +129,4 @@ def actions_asked_for(options: Options) -> list[str]:
         "--layout": options.layout,
         "--convert-layout": options.convert_layout is not None,
     }
-    return [name for name in is_given if is_given[name]]
+    return [name for name in given_by_action if given_by_action[name]]

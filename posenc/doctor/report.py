@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posenc.doctor.misreadings import Case
-from posenc.doctor.rule import COMMAND, SEVERITIES, Finding, Rule
+from posenc.doctor.rule import COMMAND_INDENT, SEVERITIES, Finding, Rule
 from posenc.report.report import Block, Code, Items, Labelled, Report, Section, Table
 from posenc.runtimes.ask import Asked
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from posenc.doctor.cures.fixing import FixedCopy, FixedGguf
     from posenc.doctor.cures.measure_layout import ConvertedCopy, LayoutVerdict
 
-TOO_LONG = "PD064"
+CODE_OF_TOO_LONG_TEXT = "PD064"
 """The rule about a text that is too long, for which no copy is written."""
 MOST_FILES_NAMED = 8
 """Files that were left behind, of which no more are named."""
@@ -50,7 +50,7 @@ RUNTIMES_HEADER = (
     "admits",
 )
 LAYOUTS = {True: "interleaved", False: "half-split"}
-INSTEAD = {
+ADVICE_BY_RUNTIME = {
     "llama.cpp": "; no config can express these numbers: convert, then edit the GGUF file: "
     "posenc doctor model.gguf --like CONFIG --fix --out NEW",
 }
@@ -124,12 +124,13 @@ def _verdict(judgement: Judgement) -> str:
     if not judgement.counted:
         if case.is_opened_by_no_runtime:
             return f"Nothing is judged in {path}: no named runtime opens it."
-        nothing = "Nothing else" if judgement.silenced else "Nothing"
-        return f"{nothing} to complain about in {path}, for {', '.join(case.judged_runtimes)}."
+        subject = "Nothing else" if judgement.silenced else "Nothing"
+        return f"{subject} to complain about in {path}, for {', '.join(case.judged_runtimes)}."
     counts = Counter(finding.severity for finding in judgement.counted)
-    errors, warnings = counts["E"], counts["W"]
+    num_errors, num_warnings = counts["E"], counts["W"]
     return (
-        f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)} in {path}."
+        f"{num_errors} error{'s' * (num_errors != 1)}, "
+        f"{num_warnings} warning{'s' * (num_warnings != 1)} in {path}."
     )
 
 
@@ -160,10 +161,10 @@ def _meaning_lines(case: Case, *, explained: bool) -> list[str]:
 def _rotation_in_words(kind: str, rotation: LayerRotation) -> str:
     """Return the rotation of a kind of layer in words. kind: its name; "all" where all layers
     rotate alike."""
-    of_kind = "" if kind == "all" else f"{kind}: "
+    prefix = "" if kind == "all" else f"{kind}: "
     slowest = min((f for f in rotation.inv_freq if f), default=0.0)
     return (
-        f"{of_kind}rotates {2 * len(rotation.inv_freq)} channels of each head, slowest pair "
+        f"{prefix}rotates {2 * len(rotation.inv_freq)} channels of each head, slowest pair "
         f"{slowest:.4g} radians per position, multiplier {rotation.multiplier:.6g}"
     )
 
@@ -171,25 +172,27 @@ def _rotation_in_words(kind: str, rotation: LayerRotation) -> str:
 def _cells_of_runtime(case: Case, name: str) -> tuple[str, ...]:
     """Return the cells of a runtime's row, as RUNTIMES_HEADER names them."""
     computed = case.computed[name]
-    differing = case.differences[name]
+    differing_aspects = case.differences[name]
     how_known = _how_and_version(computed)
     if not computed.is_known:
         return (name, how_known, computed.status_in_words, "", "", "", "")
     if computed.error is not None:
         # A runtime that refuses the file admits a length only where its limit was known before.
-        longest = "" if computed.max_length is None else _longest_sequence_in_words(computed)
-        return (name, how_known, "refuses", "", "", "", longest)
-    rotation_aspects = {"pairs", "frequencies", "layers"} & differing
-    frequencies = "other" if rotation_aspects else "as meant"
+        longest_in_words = (
+            "" if computed.max_length is None else _longest_sequence_in_words(computed)
+        )
+        return (name, how_known, "refuses", "", "", "", longest_in_words)
+    rotation_aspects = {"pairs", "frequencies", "layers"} & differing_aspects
+    frequencies_verdict = "other" if rotation_aspects else "as meant"
     layers = [] if _rotates_nothing(case, computed) else list(computed.layers.values())
-    multipliers = ", ".join(dict.fromkeys(f"{layer.multiplier:.6g}" for layer in layers))
+    multipliers_in_words = ", ".join(dict.fromkeys(f"{layer.multiplier:.6g}" for layer in layers))
     scale_in_words = "" if computed.softmax_scale is None else f"{computed.softmax_scale:.6g}"
     return (
         name,
         how_known,
-        "" if case.meaning is None else frequencies,
-        multipliers + (" (other)" if "multiplier" in differing else ""),
-        scale_in_words + (" (other)" if "scale" in differing else ""),
+        "" if case.meaning is None else frequencies_verdict,
+        multipliers_in_words + (" (other)" if "multiplier" in differing_aspects else ""),
+        scale_in_words + (" (other)" if "scale" in differing_aspects else ""),
         computed.switch,
         _longest_sequence_in_words(computed),
     )
@@ -199,12 +202,12 @@ def _legend(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Return the lines below the table of runtimes: what its headers mean, and those of
     MEANINGS_OF_CELLS that stand in its rows."""
     cells = [cell for row in rows for cell in row]
-    explained = [
+    explanations = [
         f"{word}: {meaning}"
         for word, meaning in MEANINGS_OF_CELLS.items()
         if any(cell.startswith(word) for cell in cells)
     ]
-    return [LEGEND, " ".join(explained)] if explained else [LEGEND]
+    return [LEGEND, " ".join(explanations)] if explanations else [LEGEND]
 
 
 def _how_and_version(computed: ComputedPositions) -> str:
@@ -227,32 +230,32 @@ def _block_of_finding(finding: Finding) -> Labelled:
     """Return a finding and its cure, in which the lines to copy are commands."""
     parts: list[str | Code] = [finding.message]
     for line in f"cure: {finding.cure}".split("\n"):
-        is_command = line.startswith(COMMAND)
-        parts.append(Code(line.removeprefix(COMMAND)) if is_command else line)
+        is_command = line.startswith(COMMAND_INDENT)
+        parts.append(Code(line.removeprefix(COMMAND_INDENT)) if is_command else line)
     return Labelled(f"{finding.severity} {finding.code}", parts)
 
 
 def _shown_runtimes(case: Case) -> list[str]:
     """Return the runtimes that have a row: the named ones, but of a GGUF file those alone that are
     judged. Most runtimes read none, and their rows would say nothing."""
-    wanted = case.named_runtimes
+    wanted_runtimes = case.named_runtimes
     if case.metadata is not None and case.judged_runtimes:
-        wanted = case.judged_runtimes
-    return [name for name in RUNTIMES if name in wanted]
+        wanted_runtimes = case.judged_runtimes
+    return [name for name in RUNTIMES if name in wanted_runtimes]
 
 
 def _lines_about_unjudged(case: Case) -> list[str]:
     """Return the lines about named runtimes that are not judged, and who can ask them."""
     lines = []
-    unread = case.named_runtimes_known_as("unknown")
-    if unread:
+    unknown_runtimes = case.named_runtimes_known_as("unknown")
+    if unknown_runtimes:
         hint = ""
-        if case.metadata is None and set(unread) - {"llama.cpp"}:
+        if case.metadata is None and set(unknown_runtimes) - {"llama.cpp"}:
             hint = " `--ask PYTHON` asks the one that is installed there."
-        lines.append(f"Not known to posenc, and not judged: {', '.join(unread)}.{hint}")
-    open_none = case.named_runtimes_known_as("no such file")
-    if case.metadata is not None and open_none and case.judged_runtimes:
-        lines.append(f"Opens no GGUF file: {', '.join(open_none)}.")
+        lines.append(f"Not known to posenc, and not judged: {', '.join(unknown_runtimes)}.{hint}")
+    runtimes_without_gguf = case.named_runtimes_known_as("no such file")
+    if case.metadata is not None and runtimes_without_gguf and case.judged_runtimes:
+        lines.append(f"Opens no GGUF file: {', '.join(runtimes_without_gguf)}.")
     return lines
 
 
@@ -280,7 +283,7 @@ def _next_steps(judgement: Judgement) -> list[str | Code]:
     steps: list[str | Code] = []
     if counted:
         steps.append(f"`posenc doctor --explain {counted[0].code}` tells more.")
-    has_errors = any(f.severity == "E" and f.code != TOO_LONG for f in counted)
+    has_errors = any(f.severity == "E" and f.code != CODE_OF_TOO_LONG_TEXT for f in counted)
     if judgement.can_be_fixed and has_errors:
         steps.append("`--fix --out NEW` writes a mended copy, or says why not.")
     if case.is_opened_by_no_runtime:
@@ -304,9 +307,9 @@ def report_of_answers(case: Case, why: str, notes: Sequence[str]) -> Report:
     """
     blocks: list[Block] = []
     for name, asked in case.own_answers.items():
-        measured = _lines_of_measurement(case.computed[name], asked)
+        measurement_lines = _lines_of_measurement(case.computed[name], asked)
         title = f"{name} {asked.version}, asked: {asked.model or 'no answer'}"
-        blocks.append(Items([title, *(f"  {line}" for line in measured)]))
+        blocks.append(Items([title, *(f"  {line}" for line in measurement_lines)]))
     facts: dict[str, Any] = {
         "judged": False,
         "why": why,
@@ -350,14 +353,14 @@ def report_of_comparison(
     paths: Sequence[Path],
     records: tuple[PositionRecord, PositionRecord],
     differences: Sequence[str],
-    length: str,
+    length_in_words: str,
 ) -> Report:
     """Return how the positions of two files differ.
 
-    differences: a line for each. length: at which they are the same, in words; "" for any.
+    differences: a line for each. length_in_words: at which they are the same; "" for any.
     """
     names_in_words = " and ".join(str(path) for path in paths)
-    headline = f"{names_in_words} mean the same positions{length}."
+    headline = f"{names_in_words} mean the same positions{length_in_words}."
     if differences:
         headline = f"{names_in_words} mean other positions:"
     facts = {
@@ -375,8 +378,8 @@ def report_of_position_ids(
 
     notes: where the code of runtimes differs from the paper.
     """
-    whose = "the paper makes" if notes else f"the code of {family} makes"
-    headline = f"{path}: position ids are as {whose} them."
+    makers = "the paper makes" if notes else f"the code of {family} makes"
+    headline = f"{path}: position ids are as {makers} them."
     if differences:
         headline = f"{path}:"
     facts = {"same": not differences, "differences": list(differences), "notes": list(notes)}
@@ -405,7 +408,7 @@ def report_of_layout(verdict: "LayoutVerdict") -> Report:
         "found": verdict.found,
         "loss_as_is": verdict.losses[0],
         "loss_permuted": verdict.losses[1],
-        "tokens": verdict.tokens,
+        "tokens": verdict.num_tokens,
         "why": verdict.why,
     }
     return Report("Layout of the rows of q and k", _layout_in_words(verdict), facts, [])
@@ -415,21 +418,21 @@ def _layout_in_words(verdict: "LayoutVerdict") -> str:
     """Return which layout the rows have, and what to do where the family's code expects another."""
     if verdict.found is None:
         return f"layout unknown: {verdict.why}"
-    as_they_are, permuted = verdict.losses
-    start = (
+    loss_as_they_are, loss_permuted = verdict.losses
+    verdict_in_words = (
         f"the family's code expects {verdict.expected} rows of q and k, and they are "
-        f"{verdict.found}: {as_they_are:.2f} nats per token as they are, {permuted:.2f} permuted, "
-        f"on {verdict.tokens} tokens"
+        f"{verdict.found}: {loss_as_they_are:.2f} nats per token as they are, {loss_permuted:.2f} "
+        f"permuted, on {verdict.num_tokens} tokens"
     )
     if not verdict.mismatch:
-        return start
-    return f"E PD036  {start}; --convert-layout {verdict.expected} --out NEW mends it"
+        return verdict_in_words
+    return f"E PD036  {verdict_in_words}; --convert-layout {verdict.expected} --out NEW mends it"
 
 
 def report_of_converted_copy(out: Path, copy: "ConvertedCopy") -> Report:
     """Return that rows of q and k were permuted, and whether the config says so."""
     layout = LAYOUTS[copy.interleaved]
-    line = f"{out}: rows of {copy.tensors} tensors permuted to {layout}"
+    line = f"{out}: rows of {copy.num_tensors} tensors permuted to {layout}"
     if copy.key:
         return _report_of_copy(out, [f"{line}, and {copy.key} in config.json says so"])
     if copy.interleaved == copy.expected_interleaved:
@@ -474,17 +477,19 @@ def report_of_fixed_copy(
     proof = copy.proof
     lines = [f"{out}: {recipe.name}", *(f"  {change}" for change in copy.changes)]
     lines += [f"assumed: {doubt}" for doubt in copy.doubts]
-    lines += [f"left out, as it is not read for {copy.family}: {number}" for number in copy.unread]
+    lines += [
+        f"left out, as it is not read for {copy.family}: {number}" for number in copy.unread_numbers
+    ]
     if recipe.folded != 1:
-        lines.append(f"  {proof.folded} tensors of q: rotated rows * {recipe.folded**2:.7g}")
-    if proof.asked:
-        lines.append(f"proved by asking them: {', '.join(proof.asked)}")
-    proved_in_words = ", ".join(copy.proved) or "none"
-    lines.append(f"proved by their emulators, from {proof.looked_at}: {proved_in_words}")
+        lines.append(f"  {proof.num_folded} tensors of q: rotated rows * {recipe.folded**2:.7g}")
+    if proof.asked_runtimes:
+        lines.append(f"proved by asking them: {', '.join(proof.asked_runtimes)}")
+    proved_in_words = ", ".join(copy.proved_runtimes) or "none"
+    lines.append(f"proved by their emulators, from {proof.files_in_words}: {proved_in_words}")
     lines += [f"not proved: {name}: {status}" for name, status in copy.not_proved.items()]
-    if proof.behind:
-        dots = ", ..." if len(proof.behind) > MOST_FILES_NAMED else ""
-        lines.append(f"left behind: {', '.join(proof.behind[:MOST_FILES_NAMED])}{dots}")
+    if proof.files_left_behind:
+        dots = ", ..." if len(proof.files_left_behind) > MOST_FILES_NAMED else ""
+        lines.append(f"left behind: {', '.join(proof.files_left_behind[:MOST_FILES_NAMED])}{dots}")
     lines += [_line_about_unmended(name, why) for name, why in recipe.cannot.items()]
     lines += [f"note: {note}" for note in recipe.notes]
     if copy.why_not_folded and recipe.cannot:
@@ -497,8 +502,8 @@ def report_of_fixed_copy(
 def _line_about_unmended(runtime: str, why: str) -> str:
     """Return the line about a named runtime that does not compute from the copy what is meant."""
     refusal = why.removeprefix("refuses: ")
-    does = why if refusal == why else f"refuses the copy: {refusal}"
-    return f"not mended for {runtime}: {does}{INSTEAD.get(runtime, '')}"
+    result_in_words = why if refusal == why else f"refuses the copy: {refusal}"
+    return f"not mended for {runtime}: {result_in_words}{ADVICE_BY_RUNTIME.get(runtime, '')}"
 
 
 def _report_of_copy(out: Path, lines: Sequence[str]) -> Report:
@@ -519,17 +524,21 @@ def _report_of_lines(
     return Report(title, headline, facts, [Section("", blocks)])
 
 
-def report_of_several(paths: Sequence[Path], reports: Sequence[Report], not_judged: int) -> Report:
+def report_of_several(
+    paths: Sequence[Path], reports: Sequence[Report], num_not_judged: int
+) -> Report:
     """Return the reports about several files in one.
 
-    not_judged: how many of them are of families that posenc does not know.
+    num_not_judged: how many of them are of families that posenc does not know.
     """
     sections = []
     for path, report in zip(paths, reports, strict=True):
         blocks = [block for section in report.sections for block in section.blocks]
         sections.append(Section(str(path), [report.headline, *blocks, *report.cautions, ""]))
     cautions = []
-    if not_judged:
-        cautions.append(f"notice: {not_judged} of {len(paths)} files were not judged, see above.")
+    if num_not_judged:
+        cautions.append(
+            f"notice: {num_not_judged} of {len(paths)} files were not judged, see above."
+        )
     facts = {str(path): report.facts for path, report in zip(paths, reports, strict=True)}
     return Report("What runtimes compute from files", "", facts, sections, cautions=cautions)

@@ -6,11 +6,11 @@ from functools import cached_property
 from importlib import resources
 from typing import Literal
 
-from posenc.doctor.misreadings import ALL, Case
+from posenc.doctor.misreadings import ALL_RUNTIMES, Case
 from posenc.report.report import join_names
 
 Severity = Literal["E", "W", "I"]
-COMMAND = "    "
+COMMAND_INDENT = "    "
 """Begins a line of a cure that is to be copied, and is not wrapped."""
 SEVERITIES = {"E": "error", "W": "warning", "I": "note"}
 """Severity -> its name in messages."""
@@ -22,20 +22,20 @@ class Hit:
 
     message: what was found, with the user's own values. concerned: the named runtimes that compute
     something else than is meant, or refuse. affected: all runtimes, named or not, that the message
-    speaks of. contradiction: True if the file contradicts itself, so that no reading can be right.
-    cure: what to do; "" for the cure of the rule's page.
+    speaks of. is_contradiction: True if the file contradicts itself, so that no reading can be
+    right. cure: what to do; "" for the cure of the rule's page.
     """
 
     message: str
     concerned: tuple[str, ...] = ()
     affected: tuple[str, ...] = ()
-    contradiction: bool = False
+    is_contradiction: bool = False
     cure: str = ""
 
 
 def contradiction_hit(message: str, cure: str = "") -> Hit:
     """Return a hit for a file that contradicts itself, so that no runtime can read it right."""
-    return Hit(message, (), ALL, True, cure)
+    return Hit(message, (), ALL_RUNTIMES, True, cure)
 
 
 Check = Callable[[Case], Iterable[Hit]]
@@ -47,7 +47,7 @@ class Finding:
 
     code: the rule's, such as PD017. severity: the rule's, or W for a hit of an error that concerns
     no named runtime. message, cure: in words. runtimes: those that compute something else; where
-    none does, those that the message speaks of. contradiction: as of the Hit.
+    none does, those that the message speaks of. is_contradiction: as of the Hit.
     """
 
     code: str
@@ -55,10 +55,10 @@ class Finding:
     message: str
     runtimes: tuple[str, ...]
     cure: str
-    contradiction: bool = False
+    is_contradiction: bool = False
 
     def as_json(self) -> dict[str, object]:
-        """Return the object that --json prints: all fields but contradiction."""
+        """Return the object that --json prints: all fields but is_contradiction."""
         return {
             "code": self.code,
             "severity": self.severity,
@@ -82,8 +82,8 @@ class Rule:
     @cached_property
     def page(self) -> str:
         """Return the rule's page in Markdown: what, why, an example, the cure, and threads."""
-        page = resources.files("posenc.doctor").joinpath("pages", f"{self.code}.md")
-        return page.read_text(encoding="utf-8")
+        page_file = resources.files("posenc.doctor").joinpath("pages", f"{self.code}.md")
+        return page_file.read_text(encoding="utf-8")
 
     @property
     def title(self) -> str:
@@ -113,19 +113,19 @@ class Rule:
         runtime computes something else."""
         for hit in self.check(case):
             severity: Severity = self.severity
-            if severity == "E" and not hit.concerned and not hit.contradiction:
+            if severity == "E" and not hit.concerned and not hit.is_contradiction:
                 severity = "W"
             runtimes = hit.concerned or tuple(r for r in hit.affected if case.computed[r].is_known)
             cure = hit.cure or self.cure
-            yield Finding(self.code, severity, hit.message, runtimes, cure, hit.contradiction)
+            yield Finding(self.code, severity, hit.message, runtimes, cure, hit.is_contradiction)
 
 
-TABLE: dict[str, Rule] = {}
+RULES_BY_CODE: dict[str, Rule] = {}
 """The rules by code."""
 
 
 def rule(code: str, severity: Severity) -> Callable[[Check], Check]:
-    """Return a decorator that puts a check into TABLE as the rule `code`.
+    """Return a decorator that puts a check into RULES_BY_CODE as the rule `code`.
 
     The check is a function of a Case that yields a Hit for each thing it finds. Its docstring says
     what it reports, and its page is pages/CODE.md.
@@ -137,8 +137,8 @@ def rule(code: str, severity: Severity) -> Callable[[Check], Check]:
     """
 
     def add(check: Check) -> Check:
-        assert code not in TABLE, code
-        TABLE[code] = Rule(code, severity, check)
+        assert code not in RULES_BY_CODE, code
+        RULES_BY_CODE[code] = Rule(code, severity, check)
         return check
 
     return add

@@ -288,7 +288,7 @@ def _first_finding_to_correct_by_hand(
         is_guessed = finding.severity == "E" and (
             case.why_unclear or finding.code in CODES_OF_GUESSES
         )
-        if finding.contradiction or is_guessed:
+        if finding.is_contradiction or is_guessed:
             return finding
     return None
 
@@ -363,7 +363,7 @@ def _write_adapter(options: Options) -> Report:
         scaled = adapters.fix_adapter(
             folder, options.like, options.out, runtimes, options.length, versions
         )
-        return report_of_scaled_adapter(options.out, scaled.tensors, scaled.factor)
+        return report_of_scaled_adapter(options.out, scaled.num_tensors, scaled.factor)
     if options.convert_layout is not None:
         assert options.out is not None
         interleaved = measure_layout.is_interleaved(options.convert_layout)

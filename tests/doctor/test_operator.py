@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from posenc.doctor.command import Options
-from posenc.doctor.rule import COMMAND
+from posenc.doctor.rule import COMMAND_INDENT
 from posenc.doctor.rules.longer_texts import CARDS
 from posenc.files.sealed_json import strict_json
 from posenc.frequencies import float64_formulas
@@ -65,7 +65,7 @@ def options_by_runtime(cure):
     """The lines of a cure that are to be copied, by the runtime that they are for."""
     lines = {}
     for line in cure.split("\n"):
-        if line.startswith(COMMAND):
+        if line.startswith(COMMAND_INDENT):
             name, _, options = line.strip().partition(": ")
             lines[name] = options
     return lines
@@ -89,7 +89,9 @@ def test_a_text_that_loops_gets_the_scaling_of_the_card_and_a_line_for_each_serv
         assert not too_long(intended_config(QWEN3, given))
     said, code = screen(tmp_path, QWEN3, length=65536)
     assert code == 1 and "PD039" not in said and "would allow it" not in said
-    assert any(line.startswith(COMMAND) and "--hf-overrides" in line for line in said.split("\n"))
+    assert any(
+        line.startswith(COMMAND_INDENT) and "--hf-overrides" in line for line in said.split("\n")
+    )
     assert "--fix --out NEW" not in said.split("\n")[-1]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from posenc.doctor.misreadings import Case
-from posenc.doctor.rules import CATCH_ALL, RULES, findings
+from posenc.doctor.rules import CATCH_ALL_CODES, RULES, findings
 from posenc.runtimes.files.json_object import in_json_words
 from posenc.runtimes.files.source import Source
 from tests.doctor.built import BUILT
@@ -152,7 +152,7 @@ def test_what_no_rule_explains_is_told():
     (finding,) = judge(refused, ("mlx-lm",))
     assert finding.code == "PD039" and "__init__" not in finding.message
     assert finding.message == 'mlx-lm refuses the file, which does not state "attention_bias"'
-    assert set(CATCH_ALL) == {"PD038", "PD039"}
+    assert set(CATCH_ALL_CODES) == {"PD038", "PD039"}
 
 
 def test_messages_write_null_and_true_as_json_does():

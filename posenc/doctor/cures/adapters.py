@@ -19,7 +19,7 @@ from posenc.runtimes.writers.recipes import best_recipe, require_static
 class ScaledAdapter(NamedTuple):
     """How many tensors of q's B were changed, and the factor of their rotated rows."""
 
-    tensors: int
+    num_tensors: int
     factor: float
 
 
@@ -27,7 +27,7 @@ def fix_adapter(
     adapter: Path,
     like: Path | None,
     out: Path,
-    named: tuple[str, ...],
+    named_runtimes: tuple[str, ...],
     length: int | None,
     versions: Mapping[str, str],
 ) -> ScaledAdapter:
@@ -39,36 +39,37 @@ def fix_adapter(
 
     Raises: ValueError where the model is not given, or the adapter's rows cannot be scaled.
     """
-    base = _load_base_model(adapter, like)
-    with path_in_errors(base.path):
-        meaning = meaning_of(base.config, length)
+    base_source = _load_base_model(adapter, like)
+    with path_in_errors(base_source.path):
+        meaning = meaning_of(base_source.config, length)
     require_static(meaning, length)
     model = meaning.model
-    recipe = best_recipe(base.raw, meaning, named, fold=True, versions=versions)
+    recipe = best_recipe(base_source.raw, meaning, named_runtimes, fold=True, versions=versions)
     if recipe.folded == 1:
         raise ValueError(
-            f"--fix folds nothing into the weights of {base.folder}: the adapter fits as it is."
+            f"--fix folds nothing into the weights of {base_source.folder}: the adapter fits as it "
+            "is."
         )
-    adapter_rows_to_scale(adapter, base.folder, model)  # refused before anything is written
+    adapter_rows_to_scale(adapter, base_source.folder, model)  # refused before anything is written
     with new_folder(out) as folder:
         copy_files(adapter, folder)
-        rows = adapter_rows_to_scale(folder, base.folder, model)
+        rows = adapter_rows_to_scale(folder, base_source.folder, model)
         factor = recipe.folded**2
-        changed = scale_rows(rows, model, factor)
-    return ScaledAdapter(len(changed), factor)
+        changed_tensors = scale_rows(rows, model, factor)
+    return ScaledAdapter(len(changed_tensors), factor)
 
 
 def convert_layout(adapter: Path, like: Path | None, out: Path, *, to_interleaved: bool) -> int:
     """Write the adapter for its model with the rows of q and k in the other order; return how many
     tensors were permuted."""
-    base = _load_base_model(adapter, like)
-    model = model_of(base.config)
-    with path_in_errors(base.path):
+    base_source = _load_base_model(adapter, like)
+    model = model_of(base_source.config)
+    with path_in_errors(base_source.path):
         require_known_family(model)
     with new_folder(out) as folder:
         copy_files(adapter, folder)
-        changed = permute_folder(folder, model, to_interleaved=to_interleaved)
-    return len(changed)
+        changed_tensors = permute_folder(folder, model, to_interleaved=to_interleaved)
+    return len(changed_tensors)
 
 
 def _load_base_model(adapter: Path, like: Path | None) -> Source:
@@ -76,19 +77,20 @@ def _load_base_model(adapter: Path, like: Path | None) -> Source:
 
     Raises: ValueError where the adapter is not plain LoRA, or `like` is not given or has no config.
     """
-    settings = read_json(path_inside(adapter, ADAPTER_CONFIG, "its listing"))
-    kind = settings.get("peft_type", "LORA")
-    if kind != "LORA" or settings.get("use_dora"):
+    adapter_config = read_json(path_inside(adapter, ADAPTER_CONFIG, "its listing"))
+    adapter_type = adapter_config.get("peft_type", "LORA")
+    if adapter_type != "LORA" or adapter_config.get("use_dora"):
         raise ValueError(
-            f"{adapter}: expected a LoRA adapter, got {'DoRA' if kind == 'LORA' else kind}, whose "
-            "rows posenc cannot change; merge it into the weights first."
+            f"{adapter}: expected a LoRA adapter, got "
+            f"{'DoRA' if adapter_type == 'LORA' else adapter_type}, whose rows posenc cannot "
+            "change; merge it into the weights first."
         )
     if like is None:
         raise ValueError(
             f"{adapter} is a LoRA adapter and has no config.json; name the folder of its model: "
             "--like MODEL."
         )
-    base = load(like)
-    if base.metadata is not None:
+    base_source = load(like)
+    if base_source.metadata is not None:
         raise ValueError(f"--like: expected a model's folder, {like} is a GGUF file.")
-    return base
+    return base_source

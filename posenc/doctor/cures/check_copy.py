@@ -14,38 +14,40 @@ AskAboutCopy = Callable[[Mapping[str, Any]], Mapping[str, ComputedPositions]]
 def runtimes_that_answered(
     answers: Mapping[str, ComputedPositions],
     meant: ComputedPositions,
-    cannot: Mapping[str, str],
-    folded: float,
+    reasons_by_runtime: Mapping[str, str],
+    folded_share: float,
 ) -> list[str]:
     """Return the runtimes, with their releases, that compute from the copy what is meant, by their
     own answers.
 
-    cannot: runtimes that are known to compute something else. folded: the share of the multiplier
-    that went into the weights of q.
+    reasons_by_runtime: of those known to compute something else. folded_share: the share of the
+    multiplier that went into the weights of q.
 
     Raises: ValueError for another one that computes something else, or refuses the copy.
     """
-    expected = _without_folded_share(meant, folded)
-    as_expected = []
+    expected = _without_folded_share(meant, folded_share)
+    right_runtimes = []
     for name, computed in answers.items():
-        if not computed.is_known or name in cannot:
+        if not computed.is_known or name in reasons_by_runtime:
             continue
-        differs = "error" if computed.error else sorted(differing_aspects(computed, expected))
-        if differs:
-            why = computed.error or ", ".join(differs)
+        different_aspects = (
+            ["error"] if computed.error else sorted(differing_aspects(computed, expected))
+        )
+        if different_aspects:
+            why = computed.error or ", ".join(different_aspects)
             raise ValueError(
                 f"not written: {name} {computed.version}, asked about the copy, computes something "
                 f"else ({why})"
             )
-        as_expected.append(f"{name} {computed.version}")
-    return as_expected
+        right_runtimes.append(f"{name} {computed.version}")
+    return right_runtimes
 
 
-def _without_folded_share(meant: ComputedPositions, folded: float) -> ComputedPositions:
-    """Return what is meant with each multiplier divided by `folded`, the share of it that was
+def _without_folded_share(meant: ComputedPositions, folded_share: float) -> ComputedPositions:
+    """Return what is meant with each multiplier divided by `folded_share`, the part of it that was
     multiplied into the weights of q."""
     layers = {
-        kind: LayerRotation(layer.inv_freq, layer.multiplier / folded)
+        kind: LayerRotation(layer.inv_freq, layer.multiplier / folded_share)
         for kind, layer in meant.layers.items()
     }
     return replace(meant, layers=layers)

@@ -37,7 +37,7 @@ from posenc.runtimes.writers.recipes import (
     require_static,
 )
 
-CONFIG = "config.json"
+CONFIG_FILE = "config.json"
 KEYS_OF_SHARES = ("partial_rotary_factor", *ROTARY_SHARES)
 FACTORS_TO_TRY = (0.5, 3.0, 100.0)
 """Factors by which a number is changed to see whether it is read: it is if one of them changes the
@@ -60,28 +60,29 @@ class Proof(NamedTuple):
     """A copy that was written, read again, and held to the meaning.
 
     config: as read. without_code: as written, without the folder's own classes. misread: runtimes
-    that read it otherwise than it is meant. folded: how many tensors of q were multiplied. behind:
-    files that were not copied. looked_at: the files on which the proof rests. asked: runtimes, with
-    their releases, that were asked about the copy and compute what is meant.
+    that read it otherwise than it is meant. num_folded: how many tensors of q were multiplied.
+    files_left_behind: those that were not copied. files_in_words: those on which the proof rests.
+    asked_runtimes: those, with their releases, that were asked about the copy and compute what is
+    meant.
     """
 
     config: dict[str, Any]
     without_code: dict[str, Any]
     misread: Mapping[str, str]
-    folded: int
-    behind: list[str]
-    looked_at: str
-    asked: list[str]
+    num_folded: int
+    files_left_behind: list[str]
+    files_in_words: str
+    asked_runtimes: list[str]
 
 
 class FixedCopy(NamedTuple):
     """What was written for a config.
 
-    changes: a line for each changed key. doubts: guesses on which the copy rests. unread: numbers
-    that were left out, with their places. proved: named runtimes, with their versions, whose
-    emulators compute from the copy what is meant. not_proved: named runtime -> why posenc does not
-    know what it computes. why_not_folded: why no temperature can be folded into the weights; empty
-    if one can.
+    changes: a line for each changed key. doubts: guesses on which the copy rests. unread_numbers:
+    those that were left out, with their places. proved_runtimes: named ones, with their versions,
+    whose emulators compute from the copy what is meant. not_proved: named runtime -> why posenc
+    does not know what it computes. why_not_folded: why no temperature can be folded into the
+    weights; empty if one can.
     """
 
     family: str
@@ -89,8 +90,8 @@ class FixedCopy(NamedTuple):
     proof: Proof
     changes: Sequence[str]
     doubts: Sequence[str]
-    unread: Sequence[str]
-    proved: Sequence[str]
+    unread_numbers: Sequence[str]
+    proved_runtimes: Sequence[str]
     not_proved: Mapping[str, str]
     why_not_folded: str
 
@@ -98,7 +99,7 @@ class FixedCopy(NamedTuple):
 def fix_config(
     source: Source,
     out: Path,
-    named: tuple[str, ...],
+    named_runtimes: tuple[str, ...],
     length: int | None = None,
     versions: Mapping[str, str] = AS_READ,
     ask: AskAboutCopy | None = None,
@@ -112,32 +113,32 @@ def fix_config(
     meaning = meaning_of(source.config, length)
     _require_fixable(source, meaning, length)
     if source.spelling != "transformers":
-        raise ValueError(_advice_to_convert_first(source, meaning, named))
+        raise ValueError(_advice_to_convert_first(source, meaning, named_runtimes))
     why_not_folded = _why_not_folded(source, meaning)
     recipe = best_recipe(
         _with_flags_as_booleans(source.raw, meaning.model),
         meaning,
-        named,
+        named_runtimes,
         fold=not why_not_folded,
         versions=versions,
     )
-    unread = _unread_numbers_of_rope_dicts(source.config, meaning, length)
-    proof = _write_and_prove(source, out, recipe, meaning, named, length, versions, ask)
-    answers = emulate(proof.config, None, named, versions)
-    proved = [
+    unread_numbers = _unread_numbers_of_rope_dicts(source.config, meaning, length)
+    proof = _write_and_prove(source, out, recipe, meaning, named_runtimes, length, versions, ask)
+    answers = emulate(proof.config, None, named_runtimes, versions)
+    proved_runtimes = [
         f"{name} {versions.get(name, '')}".rstrip()
-        for name in named
+        for name in named_runtimes
         if name not in proof.misread and answers[name].is_known
     ]
-    not_proved = {n: a.status_in_words for n, a in answers.items() if not a.is_known}
+    not_proved = {n: answer.status_in_words for n, answer in answers.items() if not answer.is_known}
     return FixedCopy(
         family=meaning.model.model_type,
         recipe=recipe,
         proof=proof,
         changes=config_changes(source.raw, proof.without_code),
         doubts=meaning.doubts,
-        unread=unread,
-        proved=proved,
+        unread_numbers=unread_numbers,
+        proved_runtimes=proved_runtimes,
         not_proved=not_proved,
         why_not_folded=why_not_folded,
     )
@@ -146,12 +147,12 @@ def fix_config(
 def _with_flags_as_booleans(raw: Mapping[str, Any], model: Model) -> dict[str, Any]:
     """Return a copy of a config in which the numbers that its class refuses in the place of true
     and false are what older readers make of them."""
-    result = copy.deepcopy(dict(raw))
-    inner = language_model_key(raw)
-    place = result[inner] if inner else result
-    for key, value in [*model.modern.accepts.refused_booleans(place)]:
-        place[key] = bool(value)
-    return result
+    config_copy = copy.deepcopy(dict(raw))
+    inner_key = language_model_key(raw)
+    part = config_copy[inner_key] if inner_key else config_copy
+    for key, value in [*model.modern.accepts.refused_booleans(part)]:
+        part[key] = bool(value)
+    return config_copy
 
 
 def _why_not_folded(source: Source, meaning: Meaning) -> str:
@@ -159,7 +160,7 @@ def _why_not_folded(source: Source, meaning: Meaning) -> str:
 
     Raises: ValueError where there are weights that do not go with the config.
     """
-    has_weights = source.path.name == CONFIG and any(source.folder.glob("*.safetensors"))
+    has_weights = source.path.name == CONFIG_FILE and any(source.folder.glob("*.safetensors"))
     if not has_weights:
         return "a config alone has no weights"
     from posenc.runtimes.weights.fold import why_not_foldable  # needs NumPy
@@ -208,14 +209,14 @@ def _require_rope_types(config: Mapping[str, Any], refused: str) -> None:
 def _language_model_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a config with the language model's keys: the config itself, or a dict in
     it such as text_config."""
-    inner = language_model_key(config)
-    return config[inner] if inner else config
+    inner_key = language_model_key(config)
+    return config[inner_key] if inner_key else config
 
 
-def _flat_rope_dicts(place: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _flat_rope_dicts(part: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the flat rope dicts with their names: those nested in a dict, else the dict itself."""
     for name in DICTS:
-        rope_dict = place.get(name)
+        rope_dict = part.get(name)
         if not isinstance(rope_dict, Mapping):
             continue
         by_path = {f"{name}.{k}": v for k, v in rope_dict.items() if isinstance(v, Mapping)}
@@ -225,19 +226,20 @@ def _flat_rope_dicts(place: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[st
 def _require_one_original_length(config: Mapping[str, Any], meaning: Meaning, refused: str) -> None:
     """Raise ValueError for two original lengths, of which a copy would keep one. (Families with the
     key at the top level, such as phi3, look at no other.)"""
-    place = _language_model_part(config)
-    outer = place.get(ORIGINAL_LENGTH_KEY)
-    if outer is None or meaning.model.facts.get("original_field"):
+    part = _language_model_part(config)
+    outer_length = part.get(ORIGINAL_LENGTH_KEY)
+    if outer_length is None or meaning.model.facts.get("original_field"):
         return
-    for where, value in _numbers_of_rope_dicts(place):
-        if where[-1] == ORIGINAL_LENGTH_KEY and value != outer:
-            inner = language_model_key(config)
-            own = f"{inner}." if inner else ""
+    for where, value in _numbers_of_rope_dicts(part):
+        if where[-1] == ORIGINAL_LENGTH_KEY and value != outer_length:
+            inner_key = language_model_key(config)
+            prefix = f"{inner_key}." if inner_key else ""
             raise ValueError(
-                f"{ORIGINAL_LENGTH_KEY} is {outer} at the top level and {value} in "
+                f"{ORIGINAL_LENGTH_KEY} is {outer_length} at the top level and {value} in "
                 f"{'.'.join(where[:-1])}: {refused}. Make them equal. The right one is the "
                 "length that the model was trained at, before any stretching. With --fix, say "
-                f"which: --prefer {own}{ORIGINAL_LENGTH_KEY} or --prefer {own}{'.'.join(where)}."
+                f"which: --prefer {prefix}{ORIGINAL_LENGTH_KEY} or --prefer "
+                f"{prefix}{'.'.join(where)}."
             )
 
 
@@ -248,13 +250,13 @@ def _require_no_guessed_base(config: Mapping[str, Any], meaning: Meaning, refuse
 
     refused: what is not done, for the message.
     """
-    nested = meaning.model.modern.dicts_by_kind or {}
-    if len({p["rope_theta"] for p in nested.values() if p}) != 1:
+    default_dicts = meaning.model.modern.dicts_by_kind or {}
+    if len({p["rope_theta"] for p in default_dicts.values() if p}) != 1:
         return  # such a class has a base of its own for each kind
-    place = _language_model_part(config)
-    dicts = [p for _, p in _flat_rope_dicts(place)]
-    stated_bases = [place.get(key) for key in ("rope_theta", *ROTARY_BASES)]
-    stated_bases += [p.get("rope_theta") for p in dicts]
+    part = _language_model_part(config)
+    rope_dicts = [p for _, p in _flat_rope_dicts(part)]
+    stated_bases = [part.get(key) for key in ("rope_theta", *ROTARY_BASES)]
+    stated_bases += [p.get("rope_theta") for p in rope_dicts]
     bases = {float(base) for base in stated_bases if isinstance(base, int | float)}
     for kind, p in meaning.parameters.items():
         if bases and p["rope_theta"] not in bases:
@@ -275,7 +277,7 @@ def _write_and_prove(
     out: Path,
     recipe: Recipe,
     meaning: Meaning,
-    named: tuple[str, ...],
+    named_runtimes: tuple[str, ...],
     length: int | None,
     versions: Mapping[str, str],
     ask: AskAboutCopy | None,
@@ -286,27 +288,27 @@ def _write_and_prove(
     """
     # The family's own class reads what is written; code of the folder stays behind.
     without_code = {key: value for key, value in recipe.config.items() if key != "auto_map"}
-    looked_at = "config.json"
-    behind: list[str] = []
+    files_in_words = "config.json"
+    files_left_behind: list[str] = []
     num_folded = 0
     with new_folder(out) as folder:
-        if source.path.name == CONFIG:
-            behind = copy_files(source.folder, folder, leave=frozenset({CONFIG}))
+        if source.path.name == CONFIG_FILE:
+            files_left_behind = copy_files(source.folder, folder, leave=frozenset({CONFIG_FILE}))
         if any(folder.glob("*.safetensors")):
             from posenc.runtimes.weights.rows import check_and_describe_weights
 
-            looked_at += (
+            files_in_words += (
                 f", {check_and_describe_weights(folder, meaning.model)}"  # of what was copied
             )
-        write_config(folder / CONFIG, without_code)
+        write_config(folder / CONFIG_FILE, without_code)
         if recipe.folded != 1:
             from posenc.runtimes.weights.fold import fold_multiplier
 
             num_folded = len(fold_multiplier(folder, meaning.model, recipe.folded))
-        config = read_json(folder / CONFIG)
+        config = read_json(folder / CONFIG_FILE)
         _require_same_frequencies(config, meaning, length)
         misreading = misreading_runtimes(
-            config, meaning, named, folded=recipe.folded, versions=versions
+            config, meaning, named_runtimes, folded=recipe.folded, versions=versions
         )
         if set(misreading) != set(recipe.cannot):
             raise RuntimeError(f"not written, the proof failed: {misreading}")
@@ -314,25 +316,33 @@ def _write_and_prove(
         proved_by_answer = runtimes_that_answered(
             answers, meaning.computed, misreading, recipe.folded
         )
-    return Proof(config, without_code, misreading, num_folded, behind, looked_at, proved_by_answer)
+    return Proof(
+        config,
+        without_code,
+        misreading,
+        num_folded,
+        files_left_behind,
+        files_in_words,
+        proved_by_answer,
+    )
 
 
 def _rotates_otherwise(layer: LayerRotation, meant: LayerRotation) -> bool:
     """Return True if a kind of layer has other frequencies than are meant, or more or fewer."""
     found_differences = differences_of_rotation(layer, meant, TOLERANCE)
-    return any(each.aspect in ("pairs", "frequencies") for each in found_differences)
+    return any(difference.aspect in ("pairs", "frequencies") for difference in found_differences)
 
 
 def _require_same_frequencies(
-    written: Mapping[str, Any], meaning: Meaning, length: int | None
+    written_config: Mapping[str, Any], meaning: Meaning, length: int | None
 ) -> None:
     """Raise ValueError if the copy, judged by itself, means other frequencies than the file: the
     doctor would then call what its runtimes misread "as meant". (Its multiplier may be another,
     where a temperature is folded into q.)"""
-    copied = meaning_of(written, length).computed.layers
+    copied_layers = meaning_of(written_config, length).computed.layers
     for kind, layer in meaning.computed.layers.items():
-        other = copied.get(kind)
-        if other is None or _rotates_otherwise(other, layer):
+        copied_layer = copied_layers.get(kind)
+        if copied_layer is None or _rotates_otherwise(copied_layer, layer):
             raise ValueError(
                 "no spelling that the named runtimes read says what the file means "
                 f"({len(layer.inv_freq)} rotated pairs): --fix writes nothing. Name those that "
@@ -343,8 +353,8 @@ def _require_same_frequencies(
 def _require_nothing_lost(config: Mapping[str, Any], meaning: Meaning, length: int | None) -> None:
     """Raise ValueError if a base or a share would be deleted that nothing was read from."""
     bases = {float(p["rope_theta"]) for p in meaning.parameters.values()}
-    inner = language_model_key(config)
-    where = f" in {inner}" if inner else ""
+    inner_key = language_model_key(config)
+    where_in_words = f" in {inner_key}" if inner_key else ""
     for key in KEYS_WRITTEN_ANEW:
         value = _language_model_part(config).get(key)
         if (
@@ -358,9 +368,9 @@ def _require_nothing_lost(config: Mapping[str, Any], meaning: Meaning, length: i
             continue
         if not _number_is_read(config, (key,), value, meaning, length):
             raise ValueError(
-                f"{key} {value:g}{where} is not read for {meaning.model.model_type}, and a copy "
-                "would be without it: --fix writes nothing. Remove the key if it has no effect, "
-                "or write the value where it is read."
+                f"{key} {value:g}{where_in_words} is not read for {meaning.model.model_type}, and "
+                "a copy would be without it: --fix writes nothing. Remove the key if it has no "
+                "effect, or write the value where it is read."
             )
 
 
@@ -369,30 +379,30 @@ def _unread_numbers_of_rope_dicts(
 ) -> list[str]:
     """Return the numbers in the rope dicts that change nothing of the meaning, in words: place and
     value. The copy leaves them out."""
-    place = _language_model_part(config)
-    unread: list[str] = []
-    for where, value in _numbers_of_rope_dicts(place):
+    part = _language_model_part(config)
+    unread_numbers: list[str] = []
+    for where, value in _numbers_of_rope_dicts(part):
         key = where[-1]
         kept_values = [p.get(key) for p in meaning.parameters.values()]
-        stays_as_it_is = value in kept_values and _has_both_rope_dicts(place)
+        stays_as_it_is = value in kept_values and _has_both_rope_dicts(part)
         # 0 times a factor is 0, and 1 is mostly a default: `_number_is_read` could not tell.
         is_another_setting = key in KEYS_BEYOND_FREQUENCIES or key == ORIGINAL_LENGTH_KEY
         if value in (0, 1) or is_another_setting or stays_as_it_is:
             continue
         if not _number_is_read(config, where, value, meaning, length):
-            unread.append(f"{'.'.join(where)} {value!r:.60}")
-    return unread
+            unread_numbers.append(f"{'.'.join(where)} {value!r:.60}")
+    return unread_numbers
 
 
-def _has_both_rope_dicts(place: Mapping[str, Any]) -> bool:
+def _has_both_rope_dicts(part: Mapping[str, Any]) -> bool:
     """Return True if both rope dicts are given: they say the same, or --fix refuses the file."""
-    return all(place.get(name) for name in DICTS)
+    return all(part.get(name) for name in DICTS)
 
 
-def _numbers_of_rope_dicts(place: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _numbers_of_rope_dicts(part: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the place and value of each number, and of each list, in the rope dicts."""
     for name in DICTS:
-        rope_dict = place.get(name)
+        rope_dict = part.get(name)
         if isinstance(rope_dict, Mapping):
             yield from _numbers_of_one_rope_dict(rope_dict, (name,))
 
@@ -421,41 +431,47 @@ def _number_is_read(
 
     where: the keys that lead to it, from the language model's part of the config on.
     """
-    inner = language_model_key(config)
+    inner_key = language_model_key(config)
     for factor in FACTORS_TO_TRY_ON_SHARES if where[-1] in KEYS_OF_SHARES else FACTORS_TO_TRY:
-        other = copy.deepcopy(dict(config))
-        place = other[inner] if inner else other
+        changed_config = copy.deepcopy(dict(config))
+        part = changed_config[inner_key] if inner_key else changed_config
         for key in where[:-1]:
-            place = place[key]
+            part = part[key]
         is_number = isinstance(value, int | float)
-        place[where[-1]] = factor * value if is_number else [factor * item for item in value]
+        part[where[-1]] = factor * value if is_number else [factor * item for item in value]
         try:
-            changed = meaning_of(other, length)
+            changed_meaning = meaning_of(changed_config, length)
         except (ValueError, TypeError):
             return True
-        if changed.computed != meaning.computed:
+        if changed_meaning.computed != meaning.computed:
             return True
     return False
 
 
-def _advice_to_convert_first(source: Source, meaning: Meaning, named: tuple[str, ...]) -> str:
+def _advice_to_convert_first(
+    source: Source, meaning: Meaning, named_runtimes: tuple[str, ...]
+) -> str:
     """Return the advice for a checkpoint in its vendor's spelling: to convert it first. Its weights
     have other names, and mostly another order of rows, than a config.json implies."""
     try:
-        written = best_recipe(source.config, meaning, named).config
+        written_config = best_recipe(source.config, meaning, named_runtimes).config
     except ValueError:  # no spelling is better than what was read
-        written = source.config
-    keys = {k: written[k] for k in (*KEYS_WRITTEN_ANEW, "max_position_embeddings") if k in written}
+        written_config = source.config
+    rotary_keys = {
+        k: written_config[k]
+        for k in (*KEYS_WRITTEN_ANEW, "max_position_embeddings")
+        if k in written_config
+    }
     if source.spelling == "speculators":
         return (
             f"{source.path} is the config of a draft model, which --fix does not write. Put these "
-            f"rotary keys into its {DRAFT_LAYERS}: {json.dumps(keys)}"
+            f"rotary keys into its {DRAFT_LAYERS}: {json.dumps(rotary_keys)}"
         )
     return (
         f"{source.path} is in {source.spelling}'s words, and so are the names and rows of its "
         "weights: --fix writes a config.json only beside weights that go with one. Convert the "
         "folder first (transformers has convert_..._weights_to_hf.py for Llama and Mistral), and "
-        f"put these rotary keys into its config.json: {json.dumps(keys)}"
+        f"put these rotary keys into its config.json: {json.dumps(rotary_keys)}"
     )
 
 
@@ -471,23 +487,23 @@ def fix_gguf(source: Source, out: Path, like: Path | None) -> FixedGguf:
     """
     meta = source.metadata
     assert meta is not None
-    largest = meta.context_length
+    max_length = meta.context_length
     if like is None:
         with path_in_errors(source.path):
-            wanted = gguf_edit.meaning_of_metadata(meta)
-        bases = dict.fromkeys(wanted.layers, meta.freq_base)
+            wanted_positions = gguf_edit.meaning_of_metadata(meta)
+        bases = dict.fromkeys(wanted_positions.layers, meta.freq_base)
         if gguf_edit.SLIDING in bases:
             bases[gguf_edit.SLIDING] = sliding_base(meta)
     else:
-        other = load(like)
-        if other.metadata is not None:
+        like_source = load(like)
+        if like_source.metadata is not None:
             raise ValueError(f"--like: expected a config, {like} is a GGUF file.")
         with path_in_errors(like):
-            meaning = meaning_of(other.config)
+            meaning = meaning_of(like_source.config)
         require_static(meaning, None)
-        wanted = meaning.computed
-        largest = meaning.max_length
+        wanted_positions = meaning.computed
+        max_length = meaning.max_length
         bases = {kind: float(p["rope_theta"]) for kind, p in meaning.parameters.items()}
-    edit = gguf_edit.plan_edit(meta, wanted, bases, largest)
-    gguf_edit.write_edited_copy(source.path, out, edit, wanted)
+    edit = gguf_edit.plan_edit(meta, wanted_positions, bases, max_length)
+    gguf_edit.write_edited_copy(source.path, out, edit, wanted_positions)
     return FixedGguf(edit.lines, () if like else record_of(source).doubts)

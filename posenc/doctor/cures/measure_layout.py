@@ -42,7 +42,7 @@ class LayoutVerdict:
     expected: str
     found: str | None
     losses: tuple[float, float]
-    tokens: int
+    num_tokens: int
     why: str
 
     @property
@@ -54,24 +54,24 @@ class LayoutVerdict:
 class ConvertedCopy(NamedTuple):
     """A copy whose rows of q and k are in another layout.
 
-    tensors: how many were permuted. interleaved: the layout of their rows now. key: of config.json,
-    which says so; empty if the family has none. expected_interleaved: the layout that the family's
-    code expects where no key says another one.
+    num_tensors: how many were permuted. interleaved: the layout of their rows now. key: of
+    config.json, which says so; empty if the family has none. expected_interleaved: the layout that
+    the family's code expects where no key says another one.
     """
 
-    tensors: int
+    num_tensors: int
     interleaved: bool
     key: str
     expected_interleaved: bool
 
 
-def measure_layout(folder: Path, text: Path) -> LayoutVerdict:
+def measure_layout(folder: Path, text_file: Path) -> LayoutVerdict:
     """Return which layout the rows have: the one in which the model predicts the text better.
 
     Raises: ValueError where the folder, its tokenizer or its rows cannot be read.
     """
     model = _describe_model(folder, "--layout")
-    tokens = _first_tokens(folder, text)
+    tokens = _first_tokens(folder, text_file)
     expected_layout = LAYOUT_NAMES[model.interleaved]
     if len(tokens) < FEWEST_TOKENS:
         why = f"the text has {len(tokens)} tokens, {FEWEST_TOKENS} are needed"
@@ -97,24 +97,24 @@ def measure_layout(folder: Path, text: Path) -> LayoutVerdict:
     return LayoutVerdict(expected_layout, found_layout, losses, len(tokens), "")
 
 
-def is_interleaved(target: str) -> bool:
+def is_interleaved(layout: str) -> bool:
     """Return True if the layout of this name is interleaved. Raises: ValueError: unknown name."""
-    return check_choice("--convert-layout", target, LAYOUT_NAMES.values()) == LAYOUT_NAMES[True]
+    return check_choice("--convert-layout", layout, LAYOUT_NAMES.values()) == LAYOUT_NAMES[True]
 
 
-def write_converted_copy(folder: Path, out: Path, target: str) -> ConvertedCopy:
-    """Write a copy whose rows of q and k are in the layout `target`; they are taken to be in the
+def write_converted_copy(folder: Path, out: Path, layout: str) -> ConvertedCopy:
+    """Write a copy whose rows of q and k are in the `layout`; they are taken to be in the
     other one.
 
-    Raises: ValueError where `out` exists, the rows are not to be found, or target is no layout.
+    Raises: ValueError where `out` exists, the rows are not to be found, or `layout` is none.
     """
-    to_interleaved = is_interleaved(target)
+    to_interleaved = is_interleaved(layout)
     model = _describe_model(folder, "--convert-layout")
-    with new_folder(out) as temporary:
-        copy_files(folder, temporary)
-        changed = permute_folder(temporary, model, to_interleaved=to_interleaved)
-        key = _write_layout_key(temporary / "config.json", model, to_interleaved)
-    return ConvertedCopy(len(changed), to_interleaved, key, model.interleaved)
+    with new_folder(out) as temporary_folder:
+        copy_files(folder, temporary_folder)
+        changed_tensors = permute_folder(temporary_folder, model, to_interleaved=to_interleaved)
+        key = _write_layout_key(temporary_folder / "config.json", model, to_interleaved)
+    return ConvertedCopy(len(changed_tensors), to_interleaved, key, model.interleaved)
 
 
 def _write_layout_key(path: Path, model: Model, to_interleaved: bool) -> str:
@@ -125,8 +125,8 @@ def _write_layout_key(path: Path, model: Model, to_interleaved: bool) -> str:
         return ""
     config = read_json(path)
     text_config = config.get("text_config")
-    place = text_config if key not in config and isinstance(text_config, dict) else config
-    place[key] = to_interleaved
+    part = text_config if key not in config and isinstance(text_config, dict) else config
+    part[key] = to_interleaved
     write_atomically(path, strict_json(config, indent=2) + "\n")
     return key
 
@@ -144,11 +144,11 @@ def _describe_model(folder: Path, option: str) -> Model:
     return model
 
 
-def _first_tokens(folder: Path, text: Path) -> list[int]:
+def _first_tokens(folder: Path, text_file: Path) -> list[int]:
     """Return the first tokens of a text file, at most MOST_TOKENS, by the folder's tokenizer."""
     from posenc.hf.checkpoint.tokenization import load_tokenizer
 
-    content = read_file_text(text, None)
+    content = read_file_text(text_file, None)
     return list(load_tokenizer(folder)(content)["input_ids"])[:MOST_TOKENS]
 
 

@@ -13,16 +13,16 @@ from posenc.runtimes.config_model import OUTSIDE, language_model_key
 from posenc.runtimes.files.spelling import DICTS
 from posenc.runtimes.meaning import OLD_NAMES, differing_keys
 
-TYPES = ("type", "rope_type")
+TYPE_KEYS = ("type", "rope_type")
 INSIDE_OR_OUTSIDE = ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor")
 """Keys that may be in a rope dict or next to it."""
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 
 class Contradiction(NamedTuple):
     """One setting with different values. paths: of its places, each from the top level on."""
 
-    paths: tuple[Path, ...]
+    paths: tuple[KeyPath, ...]
 
     @property
     def in_words(self) -> str:
@@ -33,44 +33,49 @@ class Contradiction(NamedTuple):
 
 def contradictions(config: Mapping[str, Any]) -> Iterator[Contradiction]:
     """Yield the settings of a config.json that have different values in different places."""
-    inner = language_model_key(config)
-    prefix = (inner,) if inner else ()
-    part = config[inner] if inner else config
-    yield from _two_levels(config, inner)
-    old, new = part.get("rope_scaling"), part.get("rope_parameters")
-    if isinstance(old, Mapping) and isinstance(new, Mapping) and old and new:
-        if set(differing_keys(old, new, part)) - {"rope_theta"}:
+    inner_key = language_model_key(config)
+    prefix = (inner_key,) if inner_key else ()
+    part = config[inner_key] if inner_key else config
+    yield from _two_levels(config, inner_key)
+    older_dict, newer_dict = part.get("rope_scaling"), part.get("rope_parameters")
+    if (
+        isinstance(older_dict, Mapping)
+        and isinstance(newer_dict, Mapping)
+        and older_dict
+        and newer_dict
+    ):
+        if set(differing_keys(older_dict, newer_dict, part)) - {"rope_theta"}:
             yield Contradiction(((*prefix, "rope_scaling"), (*prefix, "rope_parameters")))
     for name in DICTS:
         p = part.get(name)
         if isinstance(p, Mapping) and _types_differ(p):
-            yield Contradiction(tuple((*prefix, name, key) for key in TYPES))
+            yield Contradiction(tuple((*prefix, name, key) for key in TYPE_KEYS))
     for key in INSIDE_OR_OUTSIDE:
-        places = list(_places(part, prefix, key))
-        values = [_value_at(config, path) for path in places]
+        paths = list(_places(part, prefix, key))
+        values = [_value_at(config, path) for path in paths]
         if any(value != values[0] for value in values):
-            yield Contradiction(tuple(places))
+            yield Contradiction(tuple(paths))
 
 
-def _two_levels(config: Mapping[str, Any], inner: str) -> Iterator[Contradiction]:
+def _two_levels(config: Mapping[str, Any], inner_key: str) -> Iterator[Contradiction]:
     """Yield a contradiction for each key that stands beside the language model's own config and has
     another value in it, or none. inner: the key of that config, such as text_config; empty without
     one."""
-    for key in OUTSIDE if inner else ():
-        if config.get(key) is not None and config[key] != config[inner].get(key):
-            inside = ((inner, key),) if config[inner].get(key) is not None else ()
-            yield Contradiction(((key,), *inside))
+    for key in OUTSIDE if inner_key else ():
+        if config.get(key) is not None and config[key] != config[inner_key].get(key):
+            inner_paths = ((inner_key, key),) if config[inner_key].get(key) is not None else ()
+            yield Contradiction(((key,), *inner_paths))
 
 
 def _types_differ(p: Mapping[str, Any]) -> bool:
     """Return True if a rope dict has a type and a rope_type that mean different types."""
-    old, new = (p.get(key) for key in TYPES)
-    if old is None or new is None:
+    older_type, newer_type = (p.get(key) for key in TYPE_KEYS)
+    if older_type is None or newer_type is None:
         return False
-    return OLD_NAMES.get(old, old) != OLD_NAMES.get(new, new)
+    return OLD_NAMES.get(older_type, older_type) != OLD_NAMES.get(newer_type, newer_type)
 
 
-def _places(part: Mapping[str, Any], prefix: Path, key: str) -> Iterator[Path]:
+def _places(part: Mapping[str, Any], prefix: KeyPath, key: str) -> Iterator[KeyPath]:
     """Yield the paths at which a key is, next to the rope dicts and in those that are flat."""
     if part.get(key) is not None:
         yield (*prefix, key)
@@ -80,7 +85,7 @@ def _places(part: Mapping[str, Any], prefix: Path, key: str) -> Iterator[Path]:
             yield (*prefix, name, key)
 
 
-def _value_at(config: Mapping[str, Any], path: Path) -> Any:
+def _value_at(config: Mapping[str, Any], path: KeyPath) -> Any:
     """Return the value at a path; None where there is none."""
     value: Any = config
     for key in path:
@@ -99,44 +104,50 @@ def with_preferred(config: Mapping[str, Any], preferred: str) -> dict[str, Any]:
     >>> with_preferred({"rope_theta": 1e4, "rope_scaling": {"rope_theta": 5e5}}, "rope_theta")
     {'rope_theta': 10000.0, 'rope_scaling': {'rope_theta': 10000.0}}
     """
-    result = copy.deepcopy(dict(config))
+    settled_config = copy.deepcopy(dict(config))
     for name in (part.strip() for part in preferred.split(",")):
         path = tuple(name.split("."))
-        settled = [found for found in contradictions(result) if path in found.paths]
-        if _value_at(result, path) is None:
+        contradictions_there = [
+            contradiction
+            for contradiction in contradictions(settled_config)
+            if path in contradiction.paths
+        ]
+        if _value_at(settled_config, path) is None:
             raise ValueError(f"--prefer: the config has no {name}.")
-        if not settled:
-            others = [found.in_words for found in contradictions(result)]
-            said = f"; it needs {'; '.join(others)}" if others else ""
-            raise ValueError(f"--prefer: nothing in the config contradicts {name}{said}.")
-        _set_every_place(result, path, settled[0])
-    return result
+        if not contradictions_there:
+            options_in_words = [
+                contradiction.in_words for contradiction in contradictions(settled_config)
+            ]
+            hint = f"; it needs {'; '.join(options_in_words)}" if options_in_words else ""
+            raise ValueError(f"--prefer: nothing in the config contradicts {name}{hint}.")
+        _set_every_place(settled_config, path, contradictions_there[0])
+    return settled_config
 
 
-def _set_every_place(config: dict[str, Any], path: Path, contradiction: Contradiction) -> None:
+def _set_every_place(config: dict[str, Any], path: KeyPath, contradiction: Contradiction) -> None:
     """Set every place of a contradicting setting, in `config` itself, to the value that it has at
     `path`."""
     value = _value_at(config, path)
     key = path[-1]
-    for other in contradiction.paths:
-        if other == path:
+    for other_path in contradiction.paths:
+        if other_path == path:
             continue
-        place = _value_at(config, other[:-1]) if other[:-1] else config
-        if key in DICTS and other[-1] != key:
-            _keep_base(place, place[other[-1]])
-            del place[other[-1]]
-        elif key in TYPES:
-            del place[other[-1]]
+        holder = _value_at(config, other_path[:-1]) if other_path[:-1] else config
+        if key in DICTS and other_path[-1] != key:
+            _keep_base(holder, holder[other_path[-1]])
+            del holder[other_path[-1]]
+        elif key in TYPE_KEYS:
+            del holder[other_path[-1]]
         else:
-            place[other[-1]] = copy.deepcopy(value)
-    inner = language_model_key(config)
-    if inner and len(path) == 1 and path[0] in OUTSIDE:
-        config[inner][key] = config.pop(key)
+            holder[other_path[-1]] = copy.deepcopy(value)
+    inner_key = language_model_key(config)
+    if inner_key and len(path) == 1 and path[0] in OUTSIDE:
+        config[inner_key][key] = config.pop(key)
 
 
-def _keep_base(place: dict[str, Any], dropped: Mapping[str, Any]) -> None:
+def _keep_base(part: dict[str, Any], dropped_dict: Mapping[str, Any]) -> None:
     """Keep the base of a rope dict that is dropped where no other place has one."""
-    rest = {key: value for key, value in place.items() if value is not dropped}
-    has_base = any(True for _ in _places(rest, (), "rope_theta"))
-    if not has_base and dropped.get("rope_theta") is not None:
-        place["rope_theta"] = dropped["rope_theta"]
+    rest_of_part = {key: value for key, value in part.items() if value is not dropped_dict}
+    has_base = any(True for _ in _places(rest_of_part, (), "rope_theta"))
+    if not has_base and dropped_dict.get("rope_theta") is not None:
+        part["rope_theta"] = dropped_dict["rope_theta"]

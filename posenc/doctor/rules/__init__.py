@@ -1,7 +1,7 @@
 """The rules from PD001 on, one kind of mistake per file."""
 
 from posenc.doctor.misreadings import Case
-from posenc.doctor.rule import TABLE, Finding, Rule
+from posenc.doctor.rule import RULES_BY_CODE, Finding, Rule
 from posenc.doctor.rules import (  # noqa: F401 - importing a file fills the table
     attention,
     byte_order_mark,
@@ -26,13 +26,13 @@ from posenc.doctor.rules import (  # noqa: F401 - importing a file fills the tab
     yarn,
 )
 
-RULES: dict[str, Rule] = dict(sorted(TABLE.items()))
+RULES: dict[str, Rule] = dict(sorted(RULES_BY_CODE.items()))
 """Code -> rule, in the order of the codes."""
-ORDER = {"E": 0, "W": 1, "I": 2}
+SEVERITY_ORDER = {"E": 0, "W": 1, "I": 2}
 """Severity -> its place among the findings; the gravest is first."""
-REFUSALS = ("PD015", "PD042")
+CODES_OF_REFUSALS = ("PD015", "PD042")
 """Warnings that already report a refusal."""
-CATCH_ALL = ("PD038", "PD039")
+CATCH_ALL_CODES = ("PD038", "PD039")
 """Rules for what no other rule explains; they read the others' findings."""
 
 
@@ -43,7 +43,7 @@ def findings(case: Case) -> list[Finding]:
     """
     found: list[Finding] = []
     for code, rule in RULES.items():
-        if code not in CATCH_ALL:
+        if code not in CATCH_ALL_CODES:
             try:
                 found += rule.judge(case)
             except (ArithmeticError, TypeError, KeyError, AttributeError, IndexError) as error:
@@ -51,8 +51,11 @@ def findings(case: Case) -> list[Finding]:
                     f"{case.source.path}: {code} cannot judge these values "
                     f"({type(error).__name__}: {error})."
                 ) from error
-    explained = {
-        name for f in found if f.severity == "E" or f.code in REFUSALS for name in f.runtimes
+    explained_runtimes = {
+        name
+        for f in found
+        if f.severity == "E" or f.code in CODES_OF_REFUSALS
+        for name in f.runtimes
     }
-    found += unexplained.unexplained_findings(case, explained)
-    return sorted(found, key=lambda f: (ORDER[f.severity], f.code))
+    found += unexplained.unexplained_findings(case, explained_runtimes)
+    return sorted(found, key=lambda f: (SEVERITY_ORDER[f.severity], f.code))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from posenc.doctor.misreadings import ALL, Case
+from posenc.doctor.misreadings import ALL_RUNTIMES, Case
 from posenc.doctor.rule import Hit, rule
 from posenc.runtimes.files.json_object import in_json_words
 
@@ -26,7 +26,11 @@ def report_dual_chunk_attention(case: Case) -> Iterator[Hit]:
     """Report dual chunk attention, which no runtime of today has."""
     chunk_settings = case.config.get("dual_chunk_attention_config")
     if chunk_settings:
-        yield Hit(f"dual_chunk_attention_config is {in_json_words(chunk_settings)}"[:120], (), ALL)
+        yield Hit(
+            f"dual_chunk_attention_config is {in_json_words(chunk_settings)}"[:120],
+            (),
+            ALL_RUNTIMES,
+        )
 
 
 @rule("PD051", "E")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from posenc.doctor.misreadings import ALL, Case
+from posenc.doctor.misreadings import ALL_RUNTIMES, Case
 from posenc.doctor.rule import Hit, rule
 from posenc.files.opening import open_ordinary
 
@@ -14,4 +14,6 @@ def report_byte_order_mark(case: Case) -> Iterator[Hit]:
     if case.metadata is None and path.is_file():
         with open_ordinary(path) as file:
             if file.read(3) == b"\xef\xbb\xbf":
-                yield Hit("the file begins with a byte order mark", case.judged_runtimes, ALL)
+                yield Hit(
+                    "the file begins with a byte order mark", case.judged_runtimes, ALL_RUNTIMES
+                )

@@ -4,14 +4,16 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from posenc.doctor.misreadings import ALL, Case
+from posenc.doctor.misreadings import ALL_RUNTIMES, Case
 from posenc.doctor.rule import Hit, contradiction_hit, rule
 from posenc.report.report import join_names
 from posenc.runtimes.families import letters_and_digits
 from posenc.runtimes.files.spelling import ROTARY_BASES, ROTARY_SHARES
 from posenc.runtimes.meaning import Meaning
 
-NAME_OF_BASE = re.compile(r"(rope|rotary)?(emb|embedding)?(freq|frequency)?(base|theta)s?(freq)?")
+PATTERN_OF_BASE_NAMES = re.compile(
+    r"(rope|rotary)?(emb|embedding)?(freq|frequency)?(base|theta)s?(freq)?"
+)
 
 
 def _as_number(value: Any) -> float | None:
@@ -52,19 +54,22 @@ def _report_foreign_names(case: Case) -> Iterator[Hit]:
     """Report a base, or a share at the top level, under a name that only other families read."""
     read_names = names_of_base_and_share(case)
     places = [("", case.config), *((f" of {name}", p) for name, p in case.flat_rope_dicts())]
-    for place, values in places:
+    for place_in_words, values in places:
         for name, value in values.items():
             number = _as_number(value)
             if number is None:
                 continue
             if _is_name_of_base(name):
-                belongs_here = name in read_names.bases or (place and name == "rope_theta")
+                belongs_here = name in read_names.bases or (place_in_words and name == "rope_theta")
                 if not belongs_here and not _base_changes_nothing(number, case):
                     yield _hit_of_unread_name(
-                        case, f"{name} {_number_as_written(value, number)}{place}", name, number
+                        case,
+                        f"{name} {_number_as_written(value, number)}{place_in_words}",
+                        name,
+                        number,
                     )
             elif (
-                not place
+                not place_in_words
                 and name not in read_names.shares
                 and _is_another_share(name, number, case)
             ):
@@ -75,7 +80,10 @@ def _report_foreign_names(case: Case) -> Iterator[Hit]:
 
 def _is_name_of_base(name: str) -> bool:
     """Return True for a name of a base in any family, however it is spelled."""
-    return name in ROTARY_BASES or NAME_OF_BASE.fullmatch(letters_and_digits(name)) is not None
+    return (
+        name in ROTARY_BASES
+        or PATTERN_OF_BASE_NAMES.fullmatch(letters_and_digits(name)) is not None
+    )
 
 
 def _base_changes_nothing(number: float, case: Case) -> bool:
@@ -119,10 +127,10 @@ def _hit_of_unread_name(case: Case, what: str, name: str, number: float) -> Hit:
     names_in_words = join_names(sorted(right_names))
     return Hit(
         f"{what} is not read for {case.model.model_type}, which reads {names_in_words}",
-        case.named_runtimes_that_differ(ALL, "frequencies", "pairs"),
-        ALL,
+        case.named_runtimes_that_differ(ALL_RUNTIMES, "frequencies", "pairs"),
+        ALL_RUNTIMES,
         # These names are taken for rope_theta by --fix; the others are not.
-        contradiction=name not in ROTARY_BASES or "rope_theta" not in right_names,
+        is_contradiction=name not in ROTARY_BASES or "rope_theta" not in right_names,
         cure=f'If {number:g} is right, write "{min(right_names)}": {number:g}.',
     )
 

@@ -5,18 +5,18 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from posenc.doctor.misreadings import Case
-from posenc.doctor.rule import COMMAND, Hit, rule
+from posenc.doctor.rule import COMMAND_INDENT, Hit, rule
 from posenc.frequencies import float64_formulas
 from posenc.report.report import join_names
 from posenc.runtimes.files.gguf_metadata import FACTORS, Metadata
 from posenc.runtimes.known.llama_cpp import READS_BETAS, READS_LOG_MULTIPLIER
 
-LLAMA_CPP = ("llama.cpp",)
-RESTORE = (
+ONLY_LLAMA_CPP = ("llama.cpp",)
+CURE_BY_CONVERTING = (
     "Convert the model again: the lists are in its config.json. If its two lists are equal, take "
     "them from there:"
 )
-RELOAD = (
+CURE_OF_UNLOADABLE = (
     "libllama does not load the file as it is. Convert the model again with llama.cpp's "
     "convert_hf_to_gguf.py, or take the key or tensor that the message names from a file that "
     "loads: a tensor of divisors has one value for each rotated pair of channels."
@@ -56,7 +56,7 @@ def _command_to_take_from_folder(case: Case) -> str:
 def _command_to_copy(case: Case) -> str:
     """Return the line of a cure that writes a copy with what a folder or config says."""
     path = shlex.quote(str(case.source.path))
-    return f"\n{COMMAND}posenc doctor {path} --like FOLDER --fix --out new.gguf"
+    return f"\n{COMMAND_INDENT}posenc doctor {path} --like FOLDER --fix --out new.gguf"
 
 
 @rule("PD034", "E")
@@ -69,19 +69,19 @@ def report_unread_gguf_keys(case: Case) -> Iterator[Hit]:
     meta = case.metadata
     if meta is None:
         return
-    concerned = case.named_and_known(LLAMA_CPP)
+    concerned = case.named_and_known(ONLY_LLAMA_CPP)
     prefix = f"{meta.architecture}.rope"
     if meta.lost_factors:
         yield Hit(
             _message_about_lost_factors(meta, prefix),
             concerned,
-            LLAMA_CPP,
-            cure=f"{RESTORE}{_command_to_copy(case)}",
+            ONLY_LLAMA_CPP,
+            cure=f"{CURE_BY_CONVERTING}{_command_to_copy(case)}",
         )
     yield from _report_unread_keys(meta, prefix, concerned)
     error = case.computed["llama.cpp"].error
     if error:
-        yield Hit(error, concerned, LLAMA_CPP, cure=RELOAD)
+        yield Hit(error, concerned, ONLY_LLAMA_CPP, cure=CURE_OF_UNLOADABLE)
 
 
 def _report_unread_keys(meta: Metadata, prefix: str, concerned: tuple[str, ...]) -> Iterator[Hit]:
@@ -96,7 +96,7 @@ def _report_unread_keys(meta: Metadata, prefix: str, concerned: tuple[str, ...])
             f"{prefix}.scaling.yarn_ext_factor is {meta.yarn_ext_factor:g}; it is the share of the "
             "extrapolated frequencies, 1, and not the factor",
             concerned,
-            LLAMA_CPP,
+            ONLY_LLAMA_CPP,
             cure=f"Drop {prefix}.scaling.yarn_ext_factor; the factor is {prefix}.scaling.factor.",
         )
     is_read = meta.architecture in READS_LOG_MULTIPLIER
@@ -105,7 +105,7 @@ def _report_unread_keys(meta: Metadata, prefix: str, concerned: tuple[str, ...])
             f"{prefix}.scaling.yarn_log_multiplier is {meta.log_multiplier:g}, which the "
             f"architecture {meta.architecture} does not read",
             concerned,
-            LLAMA_CPP,
+            ONLY_LLAMA_CPP,
             cure=f"Drop the key; a temperature is {prefix}.scaling.attn_factor, by which every "
             "architecture multiplies cos and sin.",
         )
@@ -116,23 +116,23 @@ def _report_unread_yarn_keys(
 ) -> Iterator[Hit]:
     """Report bounds of yarn's ramp and its temperature that differ from the defaults which the
     architecture takes for them."""
-    usual = float64_formulas.yarn_attention_factor(meta.scaling_factor)
-    into_tensor = (
+    usual_temperature = float64_formulas.yarn_attention_factor(meta.scaling_factor)
+    tensor_cure = (
         "Write the frequencies as the tensor rope_freqs.weight, where the architecture loads it: "
         "`posenc doctor model.gguf --fix --out new.gguf`."
     )
     temperature = meta.yarn_attn_factor
-    into_attn_factor = (
+    attn_factor_cure = (
         ""
         if temperature is None
-        else f"Write {prefix}.scaling.attn_factor {temperature / usual:.6g}, by which every "
-        "architecture multiplies yarn's own temperature: `posenc doctor model.gguf --fix --out "
-        "new.gguf`."
+        else f"Write {prefix}.scaling.attn_factor {temperature / usual_temperature:.6g}, by which "
+        "every architecture multiplies yarn's own temperature: `posenc doctor model.gguf --fix "
+        "--out new.gguf`."
     )
     for name, value, default, cure in (
-        ("yarn_beta_fast", meta.beta_fast, 32.0, into_tensor),
-        ("yarn_beta_slow", meta.beta_slow, 1.0, into_tensor),
-        ("yarn_attn_factor", temperature, usual, into_attn_factor),
+        ("yarn_beta_fast", meta.beta_fast, 32.0, tensor_cure),
+        ("yarn_beta_slow", meta.beta_slow, 1.0, tensor_cure),
+        ("yarn_attn_factor", temperature, usual_temperature, attn_factor_cure),
     ):
         # Files hold float32 and often few digits: smaller differences are rounding.
         if value is not None and not abs(value - default) <= 1e-4 * default:
@@ -140,7 +140,7 @@ def _report_unread_yarn_keys(
                 f"{prefix}.scaling.{name} is {value:g}, which the architecture "
                 f"{meta.architecture} does not read: {default:g} holds",
                 concerned,
-                LLAMA_CPP,
+                ONLY_LLAMA_CPP,
                 cure=cure,
             )
 
@@ -151,58 +151,63 @@ def report_half_written_scaling(case: Case) -> Iterator[Hit]:
     meta = case.metadata
     if meta is None or case.computed["llama.cpp"].error is not None:
         return
-    concerned = case.named_and_known(LLAMA_CPP)
+    concerned = case.named_and_known(ONLY_LLAMA_CPP)
     for message, cure in _half_written_scalings(meta):
         yield Hit(
-            message, concerned, LLAMA_CPP, cure=f"{cure} {_command_to_take_from_folder(case)}"
+            message, concerned, ONLY_LLAMA_CPP, cure=f"{cure} {_command_to_take_from_folder(case)}"
         )
 
 
 def _half_written_scalings(meta: Metadata) -> Iterator[tuple[str, str]]:
     """Yield what is missing of a scaling, or contradicts it, and which key to write."""
-    scaling = f"{meta.architecture}.rope.scaling"
+    key_prefix = f"{meta.architecture}.rope.scaling"
     has_type = "scaling_type" in meta.given
-    stretches = meta.scaling_factor != 1
-    kind = meta.scaling_type
-    if has_type and kind in ("yarn", "linear") and "scaling_factor" not in meta.given:
+    is_stretched = meta.scaling_factor != 1
+    scaling_type = meta.scaling_type
+    if has_type and scaling_type in ("yarn", "linear") and "scaling_factor" not in meta.given:
         yield (
-            f"{scaling}.type is {kind} and {scaling}.factor is missing: libllama takes 1, which "
-            "stretches nothing",
-            f"Write {scaling}.factor.",
+            f"{key_prefix}.type is {scaling_type} and {key_prefix}.factor is missing: libllama "
+            "takes 1, which stretches nothing",
+            f"Write {key_prefix}.factor.",
         )
-    needs_original = (kind == "yarn" and stretches) or meta.chooses_list_by_length
+    needs_original = (scaling_type == "yarn" and is_stretched) or meta.chooses_list_by_length
     if needs_original and "original_length" not in meta.given:
         yield (
-            f"{scaling}.type is {kind} and {scaling}.original_context_length is missing: libllama "
-            f"takes context_length, {meta.context_length}, for the training length",
-            f"Write {scaling}.original_context_length, the length before stretching.",
+            f"{key_prefix}.type is {scaling_type} and {key_prefix}.original_context_length is "
+            f"missing: libllama takes context_length, {meta.context_length}, for the training "
+            "length",
+            f"Write {key_prefix}.original_context_length, the length before stretching.",
         )
-    if kind == "none" and stretches:
+    if scaling_type == "none" and is_stretched:
         yield (
-            f"{scaling}.factor is {meta.scaling_factor:g} and {scaling}.type none, which "
+            f"{key_prefix}.factor is {meta.scaling_factor:g} and {key_prefix}.type none, which "
             "stretches nothing",
-            f"Write the type that the factor is for into {scaling}.type, or drop the factor.",
+            f"Write the type that the factor is for into {key_prefix}.type, or drop the factor.",
         )
     if 0 < meta.scaling_factor < 1:
         inverse = 1 / meta.scaling_factor
         yield (
-            f"{scaling}.factor is {meta.scaling_factor:g}; stretching to {inverse:g} times the "
+            f"{key_prefix}.factor is {meta.scaling_factor:g}; stretching to {inverse:g} times the "
             f"length is factor {inverse:g}",
-            f"Write {scaling}.factor {inverse:g} if it is to be stretched.",
+            f"Write {key_prefix}.factor {inverse:g} if it is to be stretched.",
         )
     if meta.original_length > meta.context_length:
         yield (
-            f"{scaling}.original_context_length is {meta.original_length:g}, above "
+            f"{key_prefix}.original_context_length is {meta.original_length:g}, above "
             f"{meta.architecture}.context_length {meta.context_length}",
-            f"Write the length before stretching into {scaling}.original_context_length.",
+            f"Write the length before stretching into {key_prefix}.original_context_length.",
         )
-    divides = stretches or meta.rope_freqs is not None or meta.has_factor_lists
-    if meta.original_length < meta.context_length and not divides and not meta.lost_factors:
-        if not (has_type and kind in ("yarn", "linear")):  # reported for its missing factor
+    divides_frequencies = is_stretched or meta.rope_freqs is not None or meta.has_factor_lists
+    if (
+        meta.original_length < meta.context_length
+        and not divides_frequencies
+        and not meta.lost_factors
+    ):
+        if not (has_type and scaling_type in ("yarn", "linear")):  # reported for its missing factor
             yield (
-                f"{scaling}.original_context_length is {meta.original_length:g} of "
+                f"{key_prefix}.original_context_length is {meta.original_length:g} of "
                 f"{meta.context_length}, and nothing in the file stretches the frequencies",
-                f"Write {scaling}.type and {scaling}.factor.",
+                f"Write {key_prefix}.type and {key_prefix}.factor.",
             )
 
 
@@ -223,7 +228,7 @@ def report_lost_rope_freqs(case: Case) -> Iterator[Hit]:
                 f"{meta.context_length} looks like {family.name}, and the file has no "
                 f"rope_freqs.weight: it goes wrong beyond {family.longest_older_context} tokens",
                 (),
-                LLAMA_CPP,
+                ONLY_LLAMA_CPP,
                 cure=f"Convert the model again. {_command_to_take_from_folder(case)}",
             )
 
@@ -231,12 +236,15 @@ def report_lost_rope_freqs(case: Case) -> Iterator[Hit]:
 def _message_about_lost_factors(meta: Metadata, prefix: str) -> str:
     """Return the message about a longrope file without one or both of its tensors of divisors: what
     libllama computes from what is left."""
-    does = "plain RoPE"
+    result_in_words = "plain RoPE"
     if meta.scaling_factor != 1:
-        does = f"each frequency is divided by {meta.scaling_factor:g}, as by linear"
-    where = ""
+        result_in_words = f"each frequency is divided by {meta.scaling_factor:g}, as by linear"
+    where_in_words = ""
     if len(meta.lost_factors) == 1:
         side = "beyond" if "factors_long" in meta.lost_factors else "up to"
-        where = f"{side} {meta.original_length:g} tokens, "
-    tensors = join_names(FACTORS[name] for name in meta.lost_factors)
-    return f"{prefix}.scaling.type is longrope and the file has no {tensors}: {where}{does}"
+        where_in_words = f"{side} {meta.original_length:g} tokens, "
+    tensors_in_words = join_names(FACTORS[name] for name in meta.lost_factors)
+    return (
+        f"{prefix}.scaling.type is longrope and the file has no {tensors_in_words}: "
+        f"{where_in_words}{result_in_words}"
+    )

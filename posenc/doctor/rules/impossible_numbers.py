@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.doctor.misreadings import ALL, Case
+from posenc.doctor.misreadings import ALL_RUNTIMES, Case
 from posenc.doctor.rule import Hit, contradiction_hit, rule
 from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY
 
@@ -23,9 +23,9 @@ def _values_if_all_numbers(p: Mapping[str, Any], *names: str) -> list[int | floa
 @rule("PD044", "E")
 def report_factor_or_length_that_shrinks(case: Case) -> Iterator[Hit]:
     """Report a length or factor that stretches nothing, or backwards."""
-    whose = f", {case.model.model_type}'s default where the key is missing"
+    origin_in_words = f", {case.model.model_type}'s default where the key is missing"
     if case.config.get("max_position_embeddings") is not None:
-        whose = ""
+        origin_in_words = ""
     for name, p in case.rope_dicts_of_type("linear", "dynamic", "yarn", "longrope", "llama3"):
         for factor in _values_if_all_numbers(p, "factor"):
             if 0 < factor < 1:
@@ -34,12 +34,12 @@ def report_factor_or_length_that_shrinks(case: Case) -> Iterator[Hit]:
                     f"length is factor {1 / factor:g}",
                     f'If it is to be stretched, write "factor": {1 / factor:g}.',
                 )
-        original = case.original_length(p)
-        largest = case.model.max_positions
-        if isinstance(original, int | float) and original > largest:
+        original_length = case.original_length(p)
+        max_length = case.model.max_positions
+        if isinstance(original_length, int | float) and original_length > max_length:
             yield contradiction_hit(
-                f"{ORIGINAL_LENGTH_KEY} {original:g} of {name} is above max_position_embeddings "
-                f"{largest}{whose}"
+                f"{ORIGINAL_LENGTH_KEY} {original_length:g} of {name} is above "
+                f"max_position_embeddings {max_length}{origin_in_words}"
             )
 
 
@@ -56,9 +56,13 @@ def report_exchanged_bounds(case: Case) -> Iterator[Hit]:
                 f"{name} has beta_fast {betas[0]:g}, not above beta_slow {betas[1]:g}"
             )
     for name, p in case.rope_dicts_of_type("longrope", "su"):
-        short = p.get("short_factor")
-        long = p.get("long_factor")
-        if isinstance(short, list) and isinstance(long, list) and sum(long) < sum(short):
+        short_factors = p.get("short_factor")
+        long_factors = p.get("long_factor")
+        if (
+            isinstance(short_factors, list)
+            and isinstance(long_factors, list)
+            and sum(long_factors) < sum(short_factors)
+        ):
             yield contradiction_hit(
                 f"{name} has a long_factor below its short_factor: a longer text would get the "
                 "faster frequencies",
@@ -91,11 +95,11 @@ def report_impossible_numbers(case: Case) -> Iterator[Hit]:
     for name, p in case.rope_dicts_of_type("longrope", "su"):
         for key in ("short_factor", "long_factor"):
             values = p.get(key)
-            wrong = [v for v in values if not v > 0] if isinstance(values, list) else []
-            if wrong:
+            wrong_values = [v for v in values if not v > 0] if isinstance(values, list) else []
+            if wrong_values:
                 yield contradiction_hit(
-                    f"{name}.{key} has {len(wrong)} factors that are not above 0, such as "
-                    f"{wrong[0]:g}"
+                    f"{name}.{key} has {len(wrong_values)} factors that are not above 0, such as "
+                    f"{wrong_values[0]:g}"
                 )
     for place, values in (("the top level", case.config), *case.flat_rope_dicts()):
         for theta in _values_if_all_numbers(values, "rope_theta"):
@@ -108,10 +112,10 @@ def report_impossible_numbers(case: Case) -> Iterator[Hit]:
 def _report_impossible_dims(case: Case, values: Mapping[str, Any]) -> Iterator[Hit]:
     """Report a number of rotated channels that a head does not have, or that makes no pairs."""
     key = case.model.facts.get("transformers5", {}).get("dims_key", "")
-    for dims in _values_if_all_numbers(values, key):
-        if not 0 < dims <= case.model.head_dim or dims % 2:
+    for num_dims in _values_if_all_numbers(values, key):
+        if not 0 < num_dims <= case.model.head_dim or num_dims % 2:
             yield contradiction_hit(
-                f"{key} is {dims:g}, expected an even number, at most the "
+                f"{key} is {num_dims:g}, expected an even number, at most the "
                 f"{case.model.head_dim} channels of a head"
             )
 
@@ -141,20 +145,20 @@ def report_uneven_heads(case: Case) -> Iterator[Hit]:
     yield from _report_odd_heads(case)
     if case.model.is_mla:
         return
-    sizes = _values_if_all_numbers(case.config, *KEYS_OF_HEAD_WIDTH)
-    if sizes and not _head_is_stated(case) and sizes[0] % sizes[1]:
+    width_and_heads = _values_if_all_numbers(case.config, *KEYS_OF_HEAD_WIDTH)
+    if width_and_heads and not _head_is_stated(case) and width_and_heads[0] % width_and_heads[1]:
         yield Hit(
-            f"hidden_size {sizes[0]:g} is not a multiple of num_attention_heads {sizes[1]:g}, and "
-            "there is no head_dim",
+            f"hidden_size {width_and_heads[0]:g} is not a multiple of num_attention_heads "
+            f"{width_and_heads[1]:g}, and there is no head_dim",
             (),
-            ALL,
-            contradiction=_file_states_head_sizes(case),
+            ALL_RUNTIMES,
+            is_contradiction=_file_states_head_sizes(case),
         )
-    heads = _values_if_all_numbers(case.config, "num_attention_heads", "num_key_value_heads")
-    if heads and (heads[1] < 1 or heads[0] % heads[1]):
+    head_counts = _values_if_all_numbers(case.config, "num_attention_heads", "num_key_value_heads")
+    if head_counts and (head_counts[1] < 1 or head_counts[0] % head_counts[1]):
         yield contradiction_hit(
-            f"num_attention_heads {heads[0]:g} is not a multiple of num_key_value_heads "
-            f"{heads[1]:g}"
+            f"num_attention_heads {head_counts[0]:g} is not a multiple of num_key_value_heads "
+            f"{head_counts[1]:g}"
         )
 
 
@@ -169,8 +173,8 @@ def _report_odd_heads(case: Case) -> Iterator[Hit]:
         yield Hit(
             f"{key} is {head_dim}, an odd number: a pair needs two channels",
             (),
-            ALL,
-            contradiction=_file_states_head_sizes(case),
+            ALL_RUNTIMES,
+            is_contradiction=_file_states_head_sizes(case),
         )
 
 

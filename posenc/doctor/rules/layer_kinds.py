@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from posenc.doctor.misreadings import ALL, Case, rope_type_of
+from posenc.doctor.misreadings import ALL_RUNTIMES, Case, rope_type_of
 from posenc.doctor.rule import Hit, join_runtimes, rule
 from posenc.report.report import join_names
 from posenc.runtimes.config_model import LAYER_KINDS
@@ -21,13 +21,15 @@ def report_wrong_nesting(case: Case) -> Iterator[Hit]:
     if case.rope_parameters is None:
         return
     kinds = [key for key, value in case.rope_parameters.items() if isinstance(value, Mapping)]
-    beside = [key for key in case.rope_parameters if key not in kinds and key not in LAYER_KINDS]
+    keys_beside = [
+        key for key in case.rope_parameters if key not in kinds and key not in LAYER_KINDS
+    ]
     if kinds and case.model.is_known and not case.model.has_rope_dict_per_kind:
         yield _hit_of_nested_dicts_in_flat_family(case, kinds)
-    elif kinds and beside:
+    elif kinds and keys_beside:
         yield Hit(
-            f"rope_parameters has {join_names(beside)} beside its nested dicts",
-            case.named_runtimes_that_differ(ALL, "error"),
+            f"rope_parameters has {join_names(keys_beside)} beside its nested dicts",
+            case.named_runtimes_that_differ(ALL_RUNTIMES, "error"),
             ("vllm",),
         )
     elif kinds:
@@ -41,9 +43,9 @@ def _hit_of_nested_dicts_in_flat_family(case: Case, kinds: Sequence[str]) -> Hit
     return Hit(
         f"rope_parameters is nested by {join_names(kinds)}, and {case.model.model_type} reads one "
         "flat dict",
-        case.named_runtimes_that_differ(ALL) or case.judged_runtimes,
-        ALL,
-        contradiction=True,
+        case.named_runtimes_that_differ(ALL_RUNTIMES) or case.judged_runtimes,
+        ALL_RUNTIMES,
+        is_contradiction=True,
     )
 
 
@@ -55,7 +57,7 @@ def _report_flat_dict_in_nested_family(case: Case) -> Iterator[Hit]:
         f"rope_parameters is flat, and {case.model.model_type} reads one dict per kind of "
         "layer: it is not read",
         case.judged_runtimes,
-        ALL,
+        ALL_RUNTIMES,
     )
 
 
@@ -79,13 +81,13 @@ def report_dropped_gemma_scaling(case: Case) -> Iterator[Hit]:
     if case.metadata is not None or not case.model.has_rope_dict_per_kind or case.meaning is None:
         return
     parameters = case.meaning.parameters
-    scaled = {kind: p for kind, p in parameters.items() if p["rope_type"] != "default"}
-    for kind, p in scaled.items():
+    scaled_dicts = {kind: p for kind, p in parameters.items() if p["rope_type"] != "default"}
+    for kind, p in scaled_dicts.items():
         if "sliding" in kind:
-            yield Hit(f"the sliding layers are scaled, by type {p['rope_type']}", (), ALL)
+            yield Hit(f"the sliding layers are scaled, by type {p['rope_type']}", (), ALL_RUNTIMES)
     affected = case.runtimes_that_differ(("sglang",), "frequencies", "multiplier")
-    if affected and "full_attention" in scaled:
-        p = scaled["full_attention"]
+    if affected and "full_attention" in scaled_dicts:
+        p = scaled_dicts["full_attention"]
         yield Hit(
             f"{p['rope_type']} with factor {in_json_words(p.get('factor'))} on the full layers is "
             f"not applied by {join_runtimes(affected)}",
@@ -93,9 +95,9 @@ def report_dropped_gemma_scaling(case: Case) -> Iterator[Hit]:
             affected,
         )
     if case.computed["mlx-lm"].error is None and _mlx_lm_mixes_kinds(case):
-        pattern = case.config.get("sliding_window_pattern", "missing")
+        window_pattern = case.config.get("sliding_window_pattern", "missing")
         yield Hit(
-            f"mlx-lm tells sliding layers by sliding_window_pattern ({pattern}), not by "
+            f"mlx-lm tells sliding layers by sliding_window_pattern ({window_pattern}), not by "
             "layer_types: some layers rotate with the other base",
             case.named_runtimes_that_differ(("mlx-lm",), "frequencies"),
             ("mlx-lm",),
@@ -110,10 +112,10 @@ def _mlx_lm_mixes_kinds(case: Case) -> bool:
         return True
     if case.meaning is None:
         return False
-    full = layers.get("full_attention")
-    is_one_for_both = full is not None and full == layers.get("sliding_attention")
-    meant = case.meaning.computed.layers
-    return is_one_for_both and len(set(meant.values())) > 1
+    full_rotation = layers.get("full_attention")
+    is_one_for_both = full_rotation is not None and full_rotation == layers.get("sliding_attention")
+    meant_layers = case.meaning.computed.layers
+    return is_one_for_both and len(set(meant_layers.values())) > 1
 
 
 @rule("PD028", "E")
@@ -144,18 +146,18 @@ def _report_share_in_whole_head_family(case: Case) -> Iterator[Hit]:
     A rope dict of the type proportional that stands for one kind of layers may have one: it is the
     setting of that type.
     """
-    places: list[str] = []
+    dict_names: list[str] = []
     for name, p in _dicts_with_partial_rotation(case):
         if rope_type_of(p) != "proportional" or not case.model.has_rope_dict_per_kind:
-            places.append(name)
+            dict_names.append(name)
     if case.config.get("partial_rotary_factor") not in WHOLE_OR_MISSING:
-        places.append("the top level")
-    if places:
+        dict_names.append("the top level")
+    if dict_names:
         yield Hit(
-            f"partial_rotary_factor in {join_names(places)}, and {case.model.model_type} rotates "
-            "whole heads",
-            case.named_runtimes_that_differ(ALL, "pairs", "frequencies", "error"),
-            ALL,
+            f"partial_rotary_factor in {join_names(dict_names)}, and {case.model.model_type} "
+            "rotates whole heads",
+            case.named_runtimes_that_differ(ALL_RUNTIMES, "pairs", "frequencies", "error"),
+            ALL_RUNTIMES,
         )
 
 
@@ -200,11 +202,11 @@ def report_scaling_without_rotation(case: Case) -> Iterator[Hit]:
     if case.metadata is not None or case.meaning is None or case.meaning.computed.layers:
         return
     for name, p in case.flat_rope_dicts():
-        kind = rope_type_of(p)
-        if kind != "default":
+        rope_type = rope_type_of(p)
+        if rope_type != "default":
             yield Hit(
-                f"{name} is {kind}, and no layer of this {case.model.model_type} rotates: it "
+                f"{name} is {rope_type}, and no layer of this {case.model.model_type} rotates: it "
                 "has no effect",
                 (),
-                ALL,
+                ALL_RUNTIMES,
             )

@@ -48,10 +48,10 @@ def _report_dicts_of_no_kind(case: Case) -> Iterator[Hit]:
 
 def _report_unknown_layer_types(case: Case, layer_types: Sequence[Any]) -> Iterator[Hit]:
     """Report each name in layer_types that no runtime knows, once."""
-    order = case.model.facts.get("layers", {})
-    known = KINDS | {*order.get("cycle", ()), *order.get("first", ())}
-    for name in dict.fromkeys(kind for kind in layer_types if kind not in known):
-        similar_names = get_close_matches(name, sorted(known), 1)
+    layer_order = case.model.facts.get("layers", {})
+    known_kinds = KINDS | {*layer_order.get("cycle", ()), *layer_order.get("first", ())}
+    for name in dict.fromkeys(kind for kind in layer_types if kind not in known_kinds):
+        similar_names = get_close_matches(name, sorted(known_kinds), 1)
         yield Hit(
             f"layer_types has {name!r}, which is no kind of layer",
             case.named_and_known(LAYER_TYPE_READERS),
@@ -63,9 +63,9 @@ def _report_unknown_layer_types(case: Case, layer_types: Sequence[Any]) -> Itera
 def _report_wrong_number_of_layer_types(case: Case, layer_types: Sequence[Any]) -> Iterator[Hit]:
     """Report a list of more or fewer layers than there are. Layers that predict further tokens may
     be listed, too."""
-    surplus = len(layer_types) - case.model.num_layers
+    num_surplus = len(layer_types) - case.model.num_layers
     may_be_longer = case.config.get("num_nextn_predict_layers")
-    if surplus == 0 or (surplus > 0 and may_be_longer):
+    if num_surplus == 0 or (num_surplus > 0 and may_be_longer):
         return
     yield Hit(
         f"layer_types has {len(layer_types)} entries for num_hidden_layers {case.model.num_layers}",

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from posenc.doctor.misreadings import ALL, Case
+from posenc.doctor.misreadings import ALL_RUNTIMES, Case
 from posenc.doctor.rule import Hit, join_runtimes, rule
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.config_model import LENGTH_KEYS, ORIGINAL_LENGTH_KEY
@@ -13,52 +13,58 @@ from posenc.runtimes.families import SERVERS
 @rule("PD011", "E")
 def report_missing_original_length(case: Case) -> Iterator[Hit]:
     """Report a rope dict without original_max_position_embeddings."""
-    outer = case.config.get(ORIGINAL_LENGTH_KEY)
+    outer_length = case.config.get(ORIGINAL_LENGTH_KEY)
     for name, p in case.rope_dicts_of_type("yarn", "longrope", "llama3"):
-        if p.get(ORIGINAL_LENGTH_KEY) is None and outer is None:
-            largest = case.model.max_positions
+        if p.get(ORIGINAL_LENGTH_KEY) is None and outer_length is None:
+            max_length = case.model.max_positions
             states_length = case.config.get("max_position_embeddings") is not None
             yield Hit(
                 f"{name} has no {ORIGINAL_LENGTH_KEY}; most runtimes take max_position_embeddings "
-                f"{largest} for it, mlx-lm 4096 (yarn) or 8192 (llama3)"
+                f"{max_length} for it, mlx-lm 4096 (yarn) or 8192 (llama3)"
                 + ("" if states_length else " by default"),
-                case.named_runtimes_that_differ(ALL),
-                ALL,
+                case.named_runtimes_that_differ(ALL_RUNTIMES),
+                ALL_RUNTIMES,
             )
 
 
 @rule("PD012", "W")
 def report_original_length_at_top_level(case: Case) -> Iterator[Hit]:
     """Report original_max_position_embeddings at the top level of the config."""
-    outer = case.config.get(ORIGINAL_LENGTH_KEY)
-    if outer is None or case.model.facts.get("original_field"):
+    outer_length = case.config.get(ORIGINAL_LENGTH_KEY)
+    if outer_length is None or case.model.facts.get("original_field"):
         return
     for name, p in case.rope_dicts_of_type("yarn", "longrope", "llama3"):
-        inner = p.get(ORIGINAL_LENGTH_KEY)
-        if inner is None:
-            said = f"{ORIGINAL_LENGTH_KEY} {outer} stands at the top level only, not in {name}"
-            yield Hit(said, (), ALL)
-        elif inner != outer:
-            said = f"{ORIGINAL_LENGTH_KEY} is {outer} at the top level and {inner} in {name}"
-            yield Hit(said, (), ALL)
+        inner_length = p.get(ORIGINAL_LENGTH_KEY)
+        if inner_length is None:
+            message = (
+                f"{ORIGINAL_LENGTH_KEY} {outer_length} stands at the top level only, not in {name}"
+            )
+            yield Hit(message, (), ALL_RUNTIMES)
+        elif inner_length != outer_length:
+            message = (
+                f"{ORIGINAL_LENGTH_KEY} is {outer_length} at the top level and {inner_length} in "
+                f"{name}"
+            )
+            yield Hit(message, (), ALL_RUNTIMES)
 
 
 @rule("PD040", "E")
 def report_unread_original_length(case: Case) -> Iterator[Hit]:
     """Report a runtime that takes another original length than the file means."""
-    outer = case.config.get(ORIGINAL_LENGTH_KEY)
-    if outer is None:
+    outer_length = case.config.get(ORIGINAL_LENGTH_KEY)
+    if outer_length is None:
         for name, p in case.rope_dicts_of_type("longrope"):
             affected = (
                 case.runtimes_that_differ(("transformers-4",))
                 if case.rope_scaling is not None
                 else ()
             )
-            inner = p.get(ORIGINAL_LENGTH_KEY)
-            if inner not in (None, case.model.max_positions) and affected:
+            inner_length = p.get(ORIGINAL_LENGTH_KEY)
+            if inner_length not in (None, case.model.max_positions) and affected:
                 yield Hit(
-                    f"{ORIGINAL_LENGTH_KEY} {inner} of {name} is not read by transformers-4, which "
-                    f"looks at the top level and takes {case.model.max_positions}",
+                    f"{ORIGINAL_LENGTH_KEY} {inner_length} of {name} is not read by "
+                    f"transformers-4, which looks at the top level and takes "
+                    f"{case.model.max_positions}",
                     case.named_and_known(affected),
                     affected,
                     cure="Make short and long factors equal and state attention_factor: "
@@ -66,11 +72,11 @@ def report_unread_original_length(case: Case) -> Iterator[Hit]:
                 )
         return
     for name, p in case.rope_dicts_of_type("yarn", "longrope", "llama3"):
-        if p.get(ORIGINAL_LENGTH_KEY) != outer:
+        if p.get(ORIGINAL_LENGTH_KEY) != outer_length:
             affected = case.runtimes_that_differ(("transformers-4", "mlx-lm", "llama.cpp"))
             if affected:
                 yield Hit(
-                    f"the top-level {ORIGINAL_LENGTH_KEY} {outer} of {name} is not read by "
+                    f"the top-level {ORIGINAL_LENGTH_KEY} {outer_length} of {name} is not read by "
                     f"{join_runtimes(affected)}",
                     case.named_and_known(affected),
                     affected,
@@ -80,34 +86,35 @@ def report_unread_original_length(case: Case) -> Iterator[Hit]:
 @rule("PD013", "W")
 def report_factor_unlike_length_ratio(case: Case) -> Iterator[Hit]:
     """Report a factor that is not max_position_embeddings / original_max_position_embeddings."""
-    largest = case.model.max_positions
+    max_length = case.model.max_positions
     for name, p in case.rope_dicts_of_type("yarn", "longrope"):
-        factor, original = p.get("factor"), case.original_length(p)
-        if not (isinstance(factor, int | float) and isinstance(original, int | float)):
+        factor, original_length = p.get("factor"), case.original_length(p)
+        if not (isinstance(factor, int | float) and isinstance(original_length, int | float)):
             continue
-        ratio = largest / original
+        ratio = max_length / original_length
         if ratio > 1 and not math.isclose(ratio, factor, rel_tol=0.01):
             yield Hit(
-                f"{name} has factor {factor:g}, and {largest} / {original:g} is {ratio:g}",
+                f"{name} has factor {factor:g}, and {max_length} / {original_length:g} is "
+                f"{ratio:g}",
                 (),
-                ALL,
-                cure=f"Set the factor to {ratio:g}, or `max_position_embeddings` to {original:g} "
-                "times the factor.",
+                ALL_RUNTIMES,
+                cure=f"Set the factor to {ratio:g}, or `max_position_embeddings` to "
+                f"{original_length:g} times the factor.",
             )
 
 
 @rule("PD014", "E")
 def report_yarn_table_too_short(case: Case) -> Iterator[Hit]:
     """Report a yarn that admits more positions than its table has."""
-    largest = case.model.max_positions
+    max_length = case.model.max_positions
     for name, p in case.rope_dicts_of_type("yarn"):
-        factor, original = p.get("factor"), case.original_length(p)
-        if isinstance(factor, int | float) and isinstance(original, int | float):
-            num_rows = float64_formulas.stretched_length(original, factor)
-            if largest > num_rows:
+        factor, original_length = p.get("factor"), case.original_length(p)
+        if isinstance(factor, int | float) and isinstance(original_length, int | float):
+            num_rows = float64_formulas.stretched_length(original_length, factor)
+            if max_length > num_rows:
                 yield Hit(
-                    f"max_position_embeddings is {largest}, and {name} stretches {original:g} "
-                    f"only to {num_rows}",
+                    f"max_position_embeddings is {max_length}, and {name} stretches "
+                    f"{original_length:g} only to {num_rows}",
                     case.named_and_known(("vllm",)),
                     ("vllm",),
                     cure=f"Set `max_position_embeddings` to {num_rows}, or raise the factor.",
@@ -117,16 +124,16 @@ def report_yarn_table_too_short(case: Case) -> Iterator[Hit]:
 @rule("PD015", "W")
 def report_unraised_max_length(case: Case) -> Iterator[Hit]:
     """Report a max_position_embeddings that was not raised with yarn."""
-    largest = case.model.max_positions
+    max_length = case.model.max_positions
     for name, p in case.rope_dicts_of_type("yarn"):
-        factor, original = p.get("factor"), case.original_length(p)
+        factor, original_length = p.get("factor"), case.original_length(p)
         if not (isinstance(factor, int | float) and factor > 1):
             continue
-        if original is not None and original == largest:
-            stretched_length = float64_formulas.stretched_length(original, factor)
+        if original_length is not None and original_length == max_length:
+            stretched_length = float64_formulas.stretched_length(original_length, factor)
             yield Hit(
-                f"{name} stretches {original} by {factor:g}, and max_position_embeddings is still "
-                f"{largest}: vLLM and SGLang refuse more than {largest} tokens",
+                f"{name} stretches {original_length} by {factor:g}, and max_position_embeddings is "
+                f"still {max_length}: vLLM and SGLang refuse more than {max_length} tokens",
                 (),
                 SERVERS,
                 cure=f"Set max_position_embeddings to {stretched_length}.",
@@ -141,12 +148,12 @@ def report_max_length_times_factor(case: Case) -> Iterator[Hit]:
         factor = p.get("factor")
         if not isinstance(factor, int | float) or factor <= 1:
             continue
-        largest = case.model.max_positions
-        servers = tuple(r for r in SERVERS if (case.computed[r].max_length or 0) > largest)
+        max_length = case.model.max_positions
+        servers = tuple(r for r in SERVERS if (case.computed[r].max_length or 0) > max_length)
         if servers:
             yield Hit(
                 f"{name} has factor {factor:g}: {case.computed[servers[0]].max_length} tokens are "
-                f"admitted by {join_runtimes(servers)}, max_position_embeddings says {largest}",
+                f"admitted by {join_runtimes(servers)}, max_position_embeddings says {max_length}",
                 (),
                 servers,
             )
@@ -163,9 +170,9 @@ def report_missing_max_length(case: Case) -> Iterator[Hit]:
     # Without such a scaling nothing is computed from the largest length: a server admits another
     # number of tokens, which is no error of what it computes.
     is_scaled = any(case.rope_dicts_of_type("yarn", "longrope", "llama3", "dynamic"))
-    largest = case.model.max_positions
+    max_length = case.model.max_positions
     yield Hit(
-        f"max_position_embeddings is missing; {case.model.model_type}'s default {largest} holds",
-        case.named_runtimes_that_differ(ALL, "error", "frequencies") if is_scaled else (),
+        f"max_position_embeddings is missing; {case.model.model_type}'s default {max_length} holds",
+        case.named_runtimes_that_differ(ALL_RUNTIMES, "error", "frequencies") if is_scaled else (),
         SERVERS,
     )

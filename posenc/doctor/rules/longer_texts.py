@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from posenc.doctor.misreadings import ALL, Case
-from posenc.doctor.rule import COMMAND, Hit, rule
+from posenc.doctor.misreadings import ALL_RUNTIMES, Case
+from posenc.doctor.rule import COMMAND_INDENT, Hit, rule
 from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, language_model_key_after_loading
 from posenc.runtimes.families import SERVERS
 from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of
@@ -47,26 +47,28 @@ def report_text_beyond_meant_length(case: Case) -> Iterator[Hit]:
         return
     if any(p["rope_type"] == "dynamic" for p in meaning.parameters.values()):
         return  # its frequencies follow the length
-    longest = meaning.model.max_positions
-    reached = max(longest, *(_length_after_stretching(p) for p in meaning.parameters.values()))
-    if case.length <= reached:
+    max_length = meaning.model.max_positions
+    reachable_length = max(
+        max_length, *(_length_after_stretching(p) for p in meaning.parameters.values())
+    )
+    if case.length <= reachable_length:
         return
     yield Hit(
-        f"{case.length} tokens are asked for, and the file is meant for {reached}: beyond them "
-        "the text repeats itself or falls apart, whatever a server admits",
+        f"{case.length} tokens are asked for, and the file is meant for {reachable_length}: beyond "
+        "them the text repeats itself or falls apart, whatever a server admits",
         case.judged_runtimes,
-        ALL,
+        ALL_RUNTIMES,
         cure=_cure(case, meaning, case.length),
     )
 
 
 def _length_after_stretching(p: Mapping[str, Any]) -> int:
     """Return the length to which a yarn stretches, in tokens; 0 for other types."""
-    factor, original = p.get("factor"), p.get(ORIGINAL_LENGTH_KEY)
+    factor, original_length = p.get("factor"), p.get(ORIGINAL_LENGTH_KEY)
     is_yarn = p["rope_type"] == "yarn"
-    if not is_yarn or not isinstance(factor, int | float) or not isinstance(original, int):
+    if not is_yarn or not isinstance(factor, int | float) or not isinstance(original_length, int):
         return 0
-    return int(factor * original)
+    return int(factor * original_length)
 
 
 def _cure(case: Case, meaning: Meaning, length: int) -> str:
@@ -78,14 +80,19 @@ def _cure(case: Case, meaning: Meaning, length: int) -> str:
 
     length: tokens that are to be served.
     """
-    measure = f"`posenc extend MODEL --to {length}` measures what a scaling costs on short texts."
-    lifts_limit = (
+    advice_to_measure = (
+        f"`posenc extend MODEL --to {length}` measures what a scaling costs on short texts."
+    )
+    note_on_limit = (
         "The variables with which vLLM and SGLang admit a longer text lift the limit only: no "
         "angle changes."
     )
     p = meaning.parameters.get("all")
     if p is None or p["rope_type"] != "default" or meaning.model.is_mla:
-        return f"Serve at most what the file is meant for, or stretch it. {measure} {lifts_limit}"
+        return (
+            "Serve at most what the file is meant for, or stretch it. "
+            f"{advice_to_measure} {note_on_limit}"
+        )
     card = _card_of(meaning, length)
     if card is not None:
         trained_length, factor = card.trained_length, card.factor
@@ -95,21 +102,21 @@ def _cure(case: Case, meaning: Meaning, length: int) -> str:
         factor = float(2 ** math.ceil(math.log2(length / trained_length)))
         introduction = "posenc knows no card for this model. A first try, which nobody has tuned:"
     scaling = {"rope_type": "yarn", "factor": factor, ORIGINAL_LENGTH_KEY: trained_length}
-    name = "rope_scaling" if case.rope_parameters is None else "rope_parameters"
-    own = case.rope_parameters or case.rope_scaling or {}
-    written = {**{key: value for key, value in own.items() if key != "type"}, **scaling}
-    lines = [f'{introduction} write "{name}": {json.dumps(written)}. As options:']
+    dict_name = "rope_scaling" if case.rope_parameters is None else "rope_parameters"
+    rope_dict = case.rope_parameters or case.rope_scaling or {}
+    written_dict = {**{key: value for key, value in rope_dict.items() if key != "type"}, **scaling}
+    lines = [f'{introduction} write "{dict_name}": {json.dumps(written_dict)}. As options:']
     stretched_length = int(trained_length * factor)
-    options = _options_of_runtimes(case, scaling, stretched_length)
-    lines += [f"{COMMAND}{line}" for line in options]
-    return "\n".join([*lines, f"{measure} {lifts_limit}"])
+    option_lines = _options_of_runtimes(case, scaling, stretched_length)
+    lines += [f"{COMMAND_INDENT}{option_line}" for option_line in option_lines]
+    return "\n".join([*lines, f"{advice_to_measure} {note_on_limit}"])
 
 
 def _card_of(meaning: Meaning, length: int) -> ModelCard | None:
     """Return the card of a model's family that reaches a length; None without one."""
     for card in CARDS:
-        largest = LARGEST_STATED_RATIO * card.trained_length
-        is_same_size = card.trained_length <= meaning.model.max_positions <= largest
+        largest_stated_length = LARGEST_STATED_RATIO * card.trained_length
+        is_same_size = card.trained_length <= meaning.model.max_positions <= largest_stated_length
         if meaning.model.model_type in card.families and is_same_size:
             return card if length <= card.trained_length * card.factor else None
     return None
@@ -141,6 +148,8 @@ def _options_of_runtimes(
 
 def _with_scaling(case: Case, scaling: Mapping[str, Any], stretched_length: int) -> dict[str, Any]:
     """Return the config with a scaling beside the base that it has."""
-    own = {"rope_scaling": dict(scaling), "max_position_embeddings": stretched_length}
-    key = language_model_key_after_loading(case.source.config)
-    return intended_config(case.source.config, {key: own} if key else own)
+    changed_keys = {"rope_scaling": dict(scaling), "max_position_embeddings": stretched_length}
+    inner_key = language_model_key_after_loading(case.source.config)
+    return intended_config(
+        case.source.config, {inner_key: changed_keys} if inner_key else changed_keys
+    )

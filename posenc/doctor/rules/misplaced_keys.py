@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from posenc.doctor.misreadings import ALL, Case, rope_type_of
+from posenc.doctor.misreadings import ALL_RUNTIMES, Case, rope_type_of
 from posenc.doctor.rule import Hit, rule
 from posenc.doctor.rules.unread_keys import KEYS_OF_SCALINGS, KEYS_OF_TOWERS
 from posenc.runtimes.config_model import (
@@ -30,35 +30,35 @@ def _report_keys_in_unread_parts(case: Case) -> Iterator[Hit]:
     """Report keys about positions in a part of the config where the language model's keys are not
     read."""
     config = case.source.config
-    inner = language_model_key(config)
-    read_config = config[inner] if inner else config
-    place = inner or "the top level"
-    for where, part in _unread_parts(case, inner):
+    inner_key = language_model_key(config)
+    read_config = config[inner_key] if inner_key else config
+    read_place = inner_key or "the top level"
+    for unread_place, part in _unread_parts(case, inner_key):
         for key in OUTSIDE:
             value = part.get(key)
             read_value = _value_read_for_key(read_config, key)
             if value is None or _mean_the_same(value, read_value):
                 continue
             yield Hit(
-                f"{key} {in_json_words(value):.60} stands {where}, where it is not read; "
-                f"{place} has "
+                f"{key} {in_json_words(value):.60} stands {unread_place}, where it is not read; "
+                f"{read_place} has "
                 + ("none" if read_value is None else f"{in_json_words(read_value):.60}"),
                 (),
-                ALL,
-                contradiction=read_value is None or not inner or key in ROTARY,
-                cure=f"Move {key} into {place}.",
+                ALL_RUNTIMES,
+                is_contradiction=read_value is None or not inner_key or key in ROTARY,
+                cure=f"Move {key} into {read_place}.",
             )
 
 
-def _unread_parts(case: Case, inner: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _unread_parts(case: Case, inner_key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the dicts that may have a language model's keys and are not read for them, with the
     words for where they are. inner: the key of the one that is; empty for the top level."""
     config = case.source.config
     for name in INNER:
         part = config.get(name)
-        if name != inner and case.model.is_known and isinstance(part, Mapping):
+        if name != inner_key and case.model.is_known and isinstance(part, Mapping):
             yield f"in {name}", part
-    if inner:
+    if inner_key:
         yield "at the top level", config
 
 
@@ -76,23 +76,23 @@ def _report_bases_in_other_dicts(case: Case) -> Iterator[Hit]:
             f"rope_theta {in_json_words(base)} stands in {name}, where transformers 5 does "
             "not look",
             case.named_and_known(("transformers-5",)),
-            ALL,
-            contradiction=case.config.get("rope_theta", case.model.theta_of_inner_dict) is None,
+            ALL_RUNTIMES,
+            is_contradiction=case.config.get("rope_theta", case.model.theta_of_inner_dict) is None,
             cure=f'If {base} is right, write "rope_theta": {base} at the top level too.',
         )
 
 
-def _value_read_for_key(read: Mapping[str, Any], key: str) -> Any:
+def _value_read_for_key(read_config: Mapping[str, Any], key: str) -> Any:
     """Return the value that a config has for a key; None without one.
 
     A rope dict counts under either of its names, and a base or a share inside of a rope dict.
     """
-    value = read.get(key)
+    value = read_config.get(key)
     if value is None and key in DICTS:
-        value = _first_value_given(read, DICTS)
+        value = _first_value_given(read_config, DICTS)
     if value is None and key in ("rope_theta", "partial_rotary_factor"):
         for name in DICTS:
-            rope_dict = read.get(name)
+            rope_dict = read_config.get(name)
             if value is None and isinstance(rope_dict, Mapping):
                 value = rope_dict.get(key)
     return value
@@ -119,7 +119,7 @@ def _mean_the_same(value: Any, other: Any) -> bool:
 def _with_one_type_and_no_base(p: Mapping[str, Any]) -> dict[str, Any]:
     """Return a rope dict with its type under the newer key and name, and without the base, which
     may stand outside of the dict."""
-    kind = rope_type_of(p)
+    rope_type = rope_type_of(p)
     return {k: v for k, v in p.items() if k not in ("type", "rope_theta")} | {
-        "rope_type": OLD_NAMES.get(kind, kind)
+        "rope_type": OLD_NAMES.get(rope_type, rope_type)
     }

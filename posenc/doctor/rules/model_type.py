@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from posenc.doctor.misreadings import ALL, Case
+from posenc.doctor.misreadings import ALL_RUNTIMES, Case
 from posenc.doctor.rule import Hit, join_runtimes, rule
 from posenc.runtimes.families import (
     CHOOSE_BY_CLASS,
@@ -20,7 +20,7 @@ def report_missing_model_type(case: Case) -> Iterator[Hit]:
         yield Hit(
             f"there is no model_type; by its class this is a {case.model.model_type}",
             case.named_and_known(("transformers-4", "transformers-5", "vllm", "sglang")),
-            ALL,
+            ALL_RUNTIMES,
             cure=f'Write "model_type": "{case.model.model_type}".',
         )
 
@@ -40,11 +40,11 @@ def report_class_of_another_family(case: Case) -> Iterator[Hit]:
             case, class_name, model_type, "which posenc does not know", CHOOSE_BY_CLASS
         )
         return
-    others = families_of_class(class_name)
-    if others and model_type not in others:
+    other_families = families_of_class(class_name)
+    if other_families and model_type not in other_families:
         if not is_named_like(class_name, case.model.model_type, model_type, exactly=True):
-            whose = f"of {min(others, key=len)}"
-            yield _hit_of_class(case, class_name, model_type, whose, ALL)
+            whose = f"of {min(other_families, key=len)}"
+            yield _hit_of_class(case, class_name, model_type, whose, ALL_RUNTIMES)
 
 
 def _hit_of_class(
@@ -53,14 +53,14 @@ def _hit_of_class(
     """Return the hit for a class in architectures that is none of the model_type. whose: whose
     class it is, in words; affected: the runtimes that choose their code by the class."""
     right_class = case.model.facts.get("architecture", "")
-    is_of_another = affected == ALL
-    by_class = "" if is_of_another else f"; {join_runtimes(affected)} choose the code by it"
-    shown = class_name or "an empty name"
+    is_of_another = affected == ALL_RUNTIMES
+    note_on_choice = "" if is_of_another else f"; {join_runtimes(affected)} choose the code by it"
+    shown_name = class_name or "an empty name"
     return Hit(
-        f"architectures is {shown}, {whose}{by_class}, and model_type is {model_type}",
+        f"architectures is {shown_name}, {whose}{note_on_choice}, and model_type is {model_type}",
         (),
         affected,
-        contradiction=is_of_another,
+        is_contradiction=is_of_another,
         cure=f'If model_type is right, write "architectures": ["{right_class}"]; if the class is '
         "right, write its model_type.",
     )

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from posenc.doctor.misreadings import ALL, Case, rope_type_of
+from posenc.doctor.misreadings import ALL_RUNTIMES, Case, rope_type_of
 from posenc.doctor.rule import Hit, rule
 from posenc.runtimes.known.vllm import MROPE_POSITIONS, MROPE_POSITIONS_OF_TOKENS
 
@@ -23,15 +23,15 @@ def report_wrong_mrope_sections(case: Case) -> Iterator[Hit]:
             continue
         kind = rope_type_of(p)
         if kind not in ("default", "yarn"):
-            yield Hit(f"{name} has mrope_section and the type {kind!r}", (), ALL)
-        num_pairs = case.rotated_pairs(p)
+            yield Hit(f"{name} has mrope_section and the type {kind!r}", (), ALL_RUNTIMES)
+        num_pairs = case.num_rotated_pairs(p)
         if isinstance(sections, list) and sum(sections) != num_pairs:
             yield Hit(
                 f"{name}.mrope_section {sections} adds up to {sum(sections)}, expected {num_pairs}",
                 (),
-                ALL,
+                ALL_RUNTIMES,
                 cure=f"Write sections that add up to {num_pairs}, half of the rotated channels.",
-                contradiction=FAMILIES_WITH_SECTIONS.search(case.model.model_type) is not None,
+                is_contradiction=FAMILIES_WITH_SECTIONS.search(case.model.model_type) is not None,
             )
 
 

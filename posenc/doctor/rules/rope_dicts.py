@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from posenc.doctor.misreadings import ALL, Case, rope_type_of
+from posenc.doctor.misreadings import ALL_RUNTIMES, Case, rope_type_of
 from posenc.doctor.rule import Hit, contradiction_hit, join_runtimes, rule
 from posenc.report.report import join_names
 from posenc.runtimes.files.json_object import in_json_words
@@ -72,7 +72,9 @@ def report_differing_rope_dicts(case: Case) -> Iterator[Hit]:
             f"{in_json_words(case.rope_parameters.get(key))}"
             for key in keys[:4]
         )
-        yield Hit(f"rope_scaling and rope_parameters differ: {values_in_words}", (), ALL, True)
+        yield Hit(
+            f"rope_scaling and rope_parameters differ: {values_in_words}", (), ALL_RUNTIMES, True
+        )
 
 
 @rule("PD003", "E")
@@ -87,9 +89,9 @@ def report_differing_bases(case: Case) -> Iterator[Hit]:
         if isinstance(inner, int | float) and inner != outer and not is_local:
             yield Hit(
                 f"rope_theta is {outer:g} at the top level and {inner:g} in {name}",
-                case.named_runtimes_that_differ(ALL, "frequencies"),
-                ALL,
-                contradiction=True,
+                case.named_runtimes_that_differ(ALL_RUNTIMES, "frequencies"),
+                ALL_RUNTIMES,
+                is_contradiction=True,
             )
             return
 
@@ -102,7 +104,7 @@ def report_missing_base(case: Case) -> Iterator[Hit]:
     stated_null = any("rope_theta" in p for _, p in case.flat_rope_dicts())
     if case.meaning is None and not stated_null:  # another rule says what is unclear
         return
-    affected = case.runtimes_that_differ(ALL, "frequencies", "error")
+    affected = case.runtimes_that_differ(ALL_RUNTIMES, "frequencies", "error")
     # A runtime that differs just as much with the base written differs for another reason, which
     # another rule names.
     if case.meaning is not None:
@@ -113,7 +115,7 @@ def report_missing_base(case: Case) -> Iterator[Hit]:
         case.named_and_known(affected),
         # Where every default is the base that is meant, the finding is a warning that speaks of
         # all runtimes: another release may take another default.
-        affected or ALL,
+        affected or ALL_RUNTIMES,
     )
 
 
@@ -148,8 +150,8 @@ def report_numbers_as_text(case: Case) -> Iterator[Hit]:
             if isinstance(value, str | bool):
                 yield Hit(
                     f"{name} in {place} is {in_json_words(value)}, expected a number",
-                    case.named_runtimes_that_differ(ALL),
-                    ALL,
+                    case.named_runtimes_that_differ(ALL_RUNTIMES),
+                    ALL_RUNTIMES,
                     cure=f'Write "{name}": {value}.' if isinstance(value, str) else "",
                 )
         truncate = values.get("truncate")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from posenc.doctor.misreadings import ALL, Case, rope_type_of
+from posenc.doctor.misreadings import ALL_RUNTIMES, Case, rope_type_of
 from posenc.doctor.rule import Hit, join_runtimes, rule
 from posenc.report.report import join_names
 from posenc.runtimes.files.json_object import in_json_words
@@ -31,9 +31,9 @@ def report_contradicting_types(case: Case) -> Iterator[Hit]:
         elif old != new and (old, new) not in (("su", "longrope"), ("mrope", "default")):
             yield Hit(
                 f"{name} has type {in_json_words(old)} and rope_type {in_json_words(new)}",
-                case.named_runtimes_that_differ(ALL),
-                ALL,
-                contradiction=True,
+                case.named_runtimes_that_differ(ALL_RUNTIMES),
+                ALL_RUNTIMES,
+                is_contradiction=True,
             )
 
 
@@ -41,14 +41,14 @@ def _report_older_type_alone(case: Case, name: str, old: Any) -> Iterator[Hit]:
     """Report `type` without rope_type where the class's own rope_type stands in its place."""
     if not case.model.is_known or not case.differences:
         return
-    concerned = case.named_runtimes_that_differ(ALL, "error", "frequencies", "multiplier")
+    concerned = case.named_runtimes_that_differ(ALL_RUNTIMES, "error", "frequencies", "multiplier")
     reads_new_only = tuple(r for r in concerned if r.startswith(("transformers", "vllm")))
     if case.model.has_rope_dict_per_kind and reads_new_only:
         yield Hit(
             f"{name} has type {in_json_words(old)} and no rope_type, and the code of "
             f"{case.model.model_type} reads rope_type only",
             reads_new_only,
-            ALL,
+            ALL_RUNTIMES,
             cure=f'Write "rope_type": "{old}" into {name}.',
         )
 
@@ -58,10 +58,12 @@ def report_old_type_name(case: Case) -> Iterator[Hit]:
     """Report an old or a vendor's name for the type."""
     for name, p in case.flat_rope_dicts():
         if rope_type_of(p) in OLD_TYPES or p.get("type") in OLD_TYPES:
-            refusing = tuple(r for r in ALL if "error" in case.differences[r])
+            refusing = tuple(r for r in ALL_RUNTIMES if "error" in case.differences[r])
             type_name = rope_type_of(p) if rope_type_of(p) in OLD_TYPES else p["type"]
             refused_by = f", refused by {join_runtimes(refusing)}" if refusing else ""
-            yield Hit(f"{name} has the old type {type_name!r}{refused_by}", (), refusing or ALL)
+            yield Hit(
+                f"{name} has the old type {type_name!r}{refused_by}", (), refusing or ALL_RUNTIMES
+            )
 
 
 @rule("PD008", "E")
@@ -77,17 +79,17 @@ def report_factor_without_type(case: Case) -> Iterator[Hit]:
             what_is_missing = "rope_type null" if "rope_type" in p else "no rope_type"
             yield Hit(
                 f"{name} has factor {in_json_words(factor)} and {what_is_missing}",
-                case.named_runtimes_that_differ(ALL),
-                ALL,
-                contradiction=stretches,
+                case.named_runtimes_that_differ(ALL_RUNTIMES),
+                ALL_RUNTIMES,
+                is_contradiction=stretches,
             )
         elif kind == "default" and stretches:
             yield Hit(
                 f"{name} has factor {in_json_words(factor)} and rope_type 'default', which "
                 "stretches nothing",
                 (),
-                ALL,
-                contradiction=True,
+                ALL_RUNTIMES,
+                is_contradiction=True,
                 cure="Write the type that the factor is for, or drop the factor.",
             )
 
@@ -108,9 +110,9 @@ def report_missing_keys_of_type(case: Case) -> Iterator[Hit]:
         if missing and (rope_type_of(p) != "dynamic" or p.get("alpha") is None):
             yield Hit(
                 f"{name} is {rope_type_of(p)} and has no {join_names(missing)}",
-                case.named_runtimes_that_differ(ALL),
-                ALL,
-                contradiction=True,
+                case.named_runtimes_that_differ(ALL_RUNTIMES),
+                ALL_RUNTIMES,
+                is_contradiction=True,
                 cure=cure,
             )
 
@@ -122,7 +124,9 @@ def report_unknown_type(case: Case) -> Iterator[Hit]:
         kind = rope_type_of(p)
         if kind not in COMMON_TYPES + OLD_TYPES:
             yield Hit(
-                f"{name} has the unknown type {kind!r}", case.named_runtimes_that_differ(ALL), ALL
+                f"{name} has the unknown type {kind!r}",
+                case.named_runtimes_that_differ(ALL_RUNTIMES),
+                ALL_RUNTIMES,
             )
 
 
@@ -140,7 +144,7 @@ def report_unread_keys_of_type(case: Case) -> Iterator[Hit]:
             continue
         if unread:
             values = ", ".join(f"{k} {in_json_words(p[k])}" for k in unread[:4])
-            yield Hit(f"{name} has keys that type {kind} does not read: {values}", (), ALL)
+            yield Hit(f"{name} has keys that type {kind} does not read: {values}", (), ALL_RUNTIMES)
 
 
 @rule("PD062", "E")

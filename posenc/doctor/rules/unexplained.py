@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from posenc.doctor.misreadings import TOLERANCE, Case
-from posenc.doctor.rule import TABLE, Finding, Hit, rule
+from posenc.doctor.rule import RULES_BY_CODE, Finding, Hit, rule
 from posenc.frequencies import float64_formulas
 from posenc.report.report import join_names
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
@@ -58,7 +58,7 @@ def _finding_of_refusal(case: Case, name: str) -> Finding:
     computed = case.computed[name]
     where = f"{name}'s {computed.read}" if computed.read else name
     # mlx-lm stops for any missing key; what is not about positions may be a part of a config.
-    severity = TABLE["PD039"].severity if "error" in case.differences[name] else "W"
+    severity = RULES_BY_CODE["PD039"].severity if "error" in case.differences[name] else "W"
     error = computed.error or ""
     message = f"{name} refuses the file: {error}"
     missing = _missing_keys(error)
@@ -96,7 +96,7 @@ def _finding_of_difference(case: Case, name: str) -> Finding:
     if left_out:
         return Finding(
             "PD038",
-            TABLE["PD038"].severity,
+            RULES_BY_CODE["PD038"].severity,
             f"{name} leaves out {left_out} and computes plain RoPE",
             (name,),
             f"{where} does not read it. `--fix --out NEW` looks for a spelling that it reads. "
@@ -111,7 +111,7 @@ def _finding_of_difference(case: Case, name: str) -> Finding:
     )
     return Finding(
         "PD038",
-        TABLE["PD038"].severity,
+        RULES_BY_CODE["PD038"].severity,
         f"{name} {does}",
         (name,),
         f"If {name} is right, change {keys}, by which this file was read. If the file is right, "

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from posenc.doctor.misreadings import Case, rope_type_of
 from posenc.doctor.rule import Hit, contradiction_hit, rule
-from posenc.doctor.rules.foreign_names import NAME_OF_BASE, names_of_base_and_share
+from posenc.doctor.rules.foreign_names import PATTERN_OF_BASE_NAMES, names_of_base_and_share
 from posenc.runtimes.config_model import (
     INNER,
     ROTARY,
@@ -113,7 +113,7 @@ def report_keys_not_understood(case: Case) -> Iterator[Hit]:
     keys: list[str] = []
     for key in unknown_keys(case.config, case.model):
         in_rope_dict = "." in key
-        names_base = NAME_OF_BASE.fullmatch(letters_and_digits(key)) is not None
+        names_base = PATTERN_OF_BASE_NAMES.fullmatch(letters_and_digits(key)) is not None
         if not in_rope_dict and key not in slips and not names_base:
             keys.append(key)
     keys += _keys_of_other_families(case)

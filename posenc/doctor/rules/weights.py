@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from posenc.doctor.misreadings import ALL, Case
+from posenc.doctor.misreadings import ALL_RUNTIMES, Case
 from posenc.doctor.rule import Hit, rule
 from posenc.runtimes.files.model_folder import paths_inside, read_header
 
@@ -24,7 +24,7 @@ def report_tables_in_low_precision(case: Case) -> Iterator[Hit]:
         ]
         if tables:
             more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
-            yield Hit(f"{path.name} stores {tables[0]}{more}", (), ALL)
+            yield Hit(f"{path.name} stores {tables[0]}{more}", (), ALL_RUNTIMES)
 
 
 @rule("PD036", "E")

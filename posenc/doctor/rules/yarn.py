@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from posenc.doctor.misreadings import ALL, Case
+from posenc.doctor.misreadings import ALL_RUNTIMES, Case
 from posenc.doctor.rule import Hit, join_runtimes, rule
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.files.json_object import in_json_words
@@ -49,9 +49,9 @@ def report_attn_factor(case: Case) -> Iterator[Hit]:
             yield Hit(
                 f"{name} has attn_factor {in_json_words(p['attn_factor'])}, which SGLang "
                 "multiplies into yarn's own temperature and the others do not read",
-                case.named_runtimes_that_differ(ALL, "multiplier", "scale"),
-                case.runtimes_that_differ(ALL, "multiplier", "scale") or ALL,
-                contradiction=case.meaning is None,
+                case.named_runtimes_that_differ(ALL_RUNTIMES, "multiplier", "scale"),
+                case.runtimes_that_differ(ALL_RUNTIMES, "multiplier", "scale") or ALL_RUNTIMES,
+                is_contradiction=case.meaning is None,
             )
 
 
@@ -100,7 +100,7 @@ def report_mscale_of_latent_attention(case: Case) -> Iterator[Hit]:
                 f"{name} has mscale {in_json_words(mscale)} and mscale_all_dim "
                 f"{in_json_words(mscale_all_dim)}",
                 (),
-                ALL,
+                ALL_RUNTIMES,
             )
         if p.get("attention_factor") == 1.0:
             yield Hit(
@@ -119,7 +119,7 @@ def report_unread_yarn_ramp(case: Case) -> Iterator[Hit]:
         betas = [p.get("beta_fast") or 32, p.get("beta_slow") or 1]
         fast, slow = betas if all(isinstance(b, int | float) for b in betas) else (32, 1)
         if p.get("truncate", True) is False:
-            affected = case.runtimes_that_differ(ALL, "frequencies")
+            affected = case.runtimes_that_differ(ALL_RUNTIMES, "frequencies")
             cannot = ""
             if case.model.model_type == "gpt_oss" and affected:
                 cannot = "; gpt-oss ships so, and it cannot be cured by config"
