@@ -4,14 +4,14 @@ from posenc import lazy
 
 __version__ = "0.1.0"
 
-_NAMES = lazy.modules_by_stub_name(__file__)
+_MODULE_OF_NAME = lazy.modules_by_stub_name(__file__)
 _MODULES = {
     name: f"{where}.{name}"
-    for name, where in _NAMES.items()
+    for name, where in _MODULE_OF_NAME.items()
     if where in ("posenc", "posenc.encodings")
 }
 """Modules imported on first use, so that `posenc.masks.causal` works after `import posenc`."""
-_PUBLIC = {name: where for name, where in _NAMES.items() if name not in _MODULES}
+_PUBLIC = {name: where for name, where in _MODULE_OF_NAME.items() if name not in _MODULES}
 
 __all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -46,9 +46,9 @@ def _hint(name: str) -> str:
 
     from posenc.encodings.registry.other_names import posenc_name_of
 
-    public = {known.lower(): known for known in (*_MODULES, *__all__)}
-    if name.lower() not in public and (meant := posenc_name_of(name)):
-        return f". Did you mean posenc.{meant[0]}?"
-    near = [known for known in public if known.startswith(name.lower())]
-    near = near or difflib.get_close_matches(name.lower(), public, n=1)
-    return f". Did you mean posenc.{public[near[0]]}?" if near else ""
+    public_by_lowercase = {known.lower(): known for known in (*_MODULES, *__all__)}
+    if name.lower() not in public_by_lowercase and (names_here := posenc_name_of(name)):
+        return f". Did you mean posenc.{names_here[0]}?"
+    near_names = [known for known in public_by_lowercase if known.startswith(name.lower())]
+    near_names = near_names or difflib.get_close_matches(name.lower(), public_by_lowercase, n=1)
+    return f". Did you mean posenc.{public_by_lowercase[near_names[0]]}?" if near_names else ""

@@ -95,8 +95,8 @@ _REPLACEMENTS: dict[str, tuple[str, ...]] = {
 """What to write instead of an argument of another library, by its name: of several proposals, the
 first whose argument the function accepts."""
 
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_POSITIONAL_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_COLLECTING_KINDS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def explain_misfits(function: Callable[P, R]) -> Callable[P, R]:
@@ -163,9 +163,9 @@ class _MisfitClauses:
         self.kwargs = kwargs
         self.clauses: list[str] = []
         self.has_unexplained_clause = False
-        positional = [name for name, p in parameters.items() if p.kind in _POSITIONAL]
-        self.names_given_by_position = positional[: len(args)]
-        self._note_surplus(len(positional))
+        positional_names = [name for name, p in parameters.items() if p.kind in _POSITIONAL_KINDS]
+        self.names_given_by_position = positional_names[: len(args)]
+        self._note_surplus(len(positional_names))
         self._note_unknown_names()
         self._note_missing()
 
@@ -181,10 +181,10 @@ class _MisfitClauses:
         that the function takes."""
         if self._takes_any(inspect.Parameter.VAR_POSITIONAL) or len(self.args) <= max_positional:
             return
-        keyword_only = [
+        keyword_texts = [
             f"{name}=" for name, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY
         ]
-        hint = f", give the others by name ({', '.join(keyword_only)})" if keyword_only else ""
+        hint = f", give the others by name ({', '.join(keyword_texts)})" if keyword_texts else ""
         self.clauses.append(
             f"at most {max_positional} arguments without a name, got {len(self.args)}{hint}"
         )
@@ -210,7 +210,7 @@ class _MisfitClauses:
             name
             for name, p in self.parameters.items()
             if p.default is p.empty
-            and p.kind not in _COLLECTING
+            and p.kind not in _COLLECTING_KINDS
             and name not in (*self.names_given_by_position, *self.kwargs)
             and f"{name}=" not in clauses_so_far
         ]
@@ -237,8 +237,8 @@ def replacement_for(name: str, accepted: Iterable[str]) -> str:
     """
     accepted = tuple(accepted)
     for replacement in _REPLACEMENTS.get(name, ()):
-        argument, equals, _ = replacement.partition("=")
-        if argument in accepted:
+        argument_name, equals, _ = replacement.partition("=")
+        if argument_name in accepted:
             return replacement if equals else f"{replacement}="
     nearest = difflib.get_close_matches(name, accepted, n=1)
     return f"{nearest[0]}=" if nearest else ""
@@ -250,7 +250,7 @@ def _list_parameters(parameters: Mapping[str, inspect.Parameter]) -> str:
     parameter_texts = [
         name if p.default is p.empty else f"{name}={p.default!r}"
         for name, p in parameters.items()
-        if p.kind not in _COLLECTING
+        if p.kind not in _COLLECTING_KINDS
     ]
     return ", ".join(parameter_texts) or "none"
 

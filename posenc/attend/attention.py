@@ -202,9 +202,9 @@ def attention_weights(
     q_len = q.shape[2]
     weights_and_lses = []
     for problem in problems:
-        visible = problem.visible_pairs(0, q_len)
-        prepared = problem.with_prepared_term(q_len)
-        weights_and_lses.append(reference.weights_and_lse(prepared, 0, q_len, visible))
+        visible = problem.visibility_mask(0, q_len)
+        prepared_problem = problem.with_prepared_term(q_len)
+        weights_and_lses.append(reference.weights_and_lse(prepared_problem, 0, q_len, visible))
     # Weights are joined as outputs are: each row of a pass counts by its log-sum-exp.
     weights, _ = _merge_passes(weights_and_lses, sinks)
     return weights
@@ -249,16 +249,18 @@ def score_mod(
         scale=scale,
     )
     problem = problems[0]
-    name = type(problem.encoding).__name__
+    encoding_name = type(problem.encoding).__name__
     term = problem.term
     changes_scores_only = set(problem.encoding.claims.places) == {3}
     if len(problems) > 1 or problem.mask is not None or not changes_scores_only:
         raise ValueError(
-            f"score_mod: {name} does not change scores only. Rotate queries and keys yourself, and "
-            "give the encoding of the scores alone."
+            f"score_mod: {encoding_name} does not change scores only. Rotate queries and keys "
+            "yourself, and give the encoding of the scores alone."
         )
     if term is None or term.sum_values is not None or term.make_score_mod is None:
-        raise ValueError(f"score_mod: {name} reads whole rows of scores, a score_mod one element.")
+        raise ValueError(
+            f"score_mod: {encoding_name} reads whole rows of scores, a score_mod one element."
+        )
     mod = flex.score_mod(problem)
     assert mod is not None
     return mod

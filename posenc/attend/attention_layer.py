@@ -252,20 +252,20 @@ class Attention(nn.Module):
     def _check_projections(self) -> None:
         """Raise ValueError for an unknown kind of projections, or one that the numbers of heads do
         not allow."""
-        kind = self.projections
+        projections = self.projections
         num_heads = self.num_heads
         num_kv_heads = self.num_kv_heads
-        if kind not in get_args(Projections):
+        if projections not in get_args(Projections):
             raise ValueError(
                 f"Attention: projections must be one of {', '.join(get_args(Projections))}, "
-                f"got {kind!r}."
+                f"got {projections!r}."
             )
-        if kind in ("q=k", "none") and num_kv_heads != num_heads:
+        if projections in ("q=k", "none") and num_kv_heads != num_heads:
             raise ValueError(
-                f"Attention: projections={kind!r} needs equal numbers of key/value and query "
-                f"heads, got {num_kv_heads} and {num_heads}."
+                f"Attention: projections={projections!r} needs equal numbers of key/value and "
+                f"query heads, got {num_kv_heads} and {num_heads}."
             )
-        if kind == "none" and num_heads * self.head_dim != self.embed_dim:
+        if projections == "none" and num_heads * self.head_dim != self.embed_dim:
             raise ValueError(
                 f"Attention: projections='none' needs num_heads * head_dim = embed_dim, "
                 f"got {num_heads} * {self.head_dim} and {self.embed_dim}."

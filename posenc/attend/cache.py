@@ -58,10 +58,10 @@ class KVCache:
     def record_encoding(self, encoding: PositionEncoding) -> None:
         """Record that `encoding` makes the keys of this cache. Raise ValueError if the cache has
         keys that an encoding of another class or with other arguments made."""
-        earlier = self._key_encoding
-        if self.length and earlier is not None and not are_alike(earlier, encoding):
+        recorded = self._key_encoding
+        if self.length and recorded is not None and not are_alike(recorded, encoding):
             raise ValueError(
-                f"KVCache: its keys were made for {repr_in_one_line(earlier)}, but attention has "
+                f"KVCache: its keys were made for {repr_in_one_line(recorded)}, but attention has "
                 f"{repr_in_one_line(encoding)}. Use a new cache."
             )
         self._key_encoding = encoding
@@ -115,21 +115,21 @@ class KVCache:
                 "all tokens."
             )
 
-    def _check_same_shape(self, name: str, new: Tensor, buffer: Tensor) -> None:
+    def _check_same_shape(self, name: str, new_tensor: Tensor, buffer: Tensor) -> None:
         """Raise TypeError for another dtype or device than the cached ones, ValueError if batch,
         heads or width differ. name: "k", "v" or "state"; buffer: what is cached of it, (batch,
         heads, capacity, ...)."""
-        if new.dtype != buffer.dtype or new.device != buffer.device:
+        if new_tensor.dtype != buffer.dtype or new_tensor.device != buffer.device:
             raise TypeError(
-                f"KVCache: it has {name} in {buffer.dtype} on {buffer.device}, got {new.dtype} "
-                f"on {new.device}."
+                f"KVCache: it has {name} in {buffer.dtype} on {buffer.device}, got "
+                f"{new_tensor.dtype} on {new_tensor.device}."
             )
-        batch_and_heads_fit = new.shape[:2] == buffer.shape[:2]
-        if not batch_and_heads_fit or new.shape[3:] != buffer.shape[3:]:
+        batch_and_heads_fit = new_tensor.shape[:2] == buffer.shape[:2]
+        if not batch_and_heads_fit or new_tensor.shape[3:] != buffer.shape[3:]:
             cached_shape = (*buffer.shape[:2], self.length, *buffer.shape[3:])
             raise ValueError(
-                f"KVCache: it has {name} of shape {cached_shape}, got {tuple(new.shape)}: batch, "
-                "heads and width must not change. Use a new cache for other sequences."
+                f"KVCache: it has {name} of shape {cached_shape}, got {tuple(new_tensor.shape)}: "
+                "batch, heads and width must not change. Use a new cache for other sequences."
             )
 
     @explain_misfits
@@ -162,15 +162,15 @@ class KVCache:
         if state is not None:
             tensors["state"] = state
         self._check_fits(tensors, positions, position_axis)
-        end = self.length + k.shape[2]
+        new_length = self.length + k.shape[2]
         for name, new in tensors.items():
             if name == "state" and keep_last_state:
                 if new.shape[2]:  # a copy, because the caller may write to its state
                     self._buffers[name] = new[:, :, -1:].clone()
             else:
-                self._store(self._buffers, name, new, end)
+                self._store(self._buffers, name, new, new_length)
             if name in self._original_buffers:
-                self._store(self._original_buffers, name, new, end)
+                self._store(self._original_buffers, name, new, new_length)
         self._token_axis = position_axis
         if self._original_positions is not None:
             self._original_positions = concatenate_positions(
@@ -185,7 +185,7 @@ class KVCache:
             self.positions_or_range = concatenate_positions(
                 self.positions_or_range, positions, position_axis, len(k), k.device
             )
-        self.length = end
+        self.length = new_length
         return self.k, self.v, self.positions_or_range, self.state
 
     @property
@@ -269,9 +269,9 @@ class KVCache:
                 for name, buffer in buffers.items():
                     if name == "state" and has_only_last_state:
                         continue
-                    before = buffer[:, :, :start]
-                    after = buffer[:, :, stop : self.length]
-                    buffers[name] = torch.cat([before, after], dim=2)
+                    kept_before = buffer[:, :, :start]
+                    kept_after = buffer[:, :, stop : self.length]
+                    buffers[name] = torch.cat([kept_before, kept_after], dim=2)
         self.positions_or_range = self._positions_without(self.positions_or_range, start, stop)
         self._original_positions = self._positions_without(self._original_positions, start, stop)
         self.length -= stop - start
@@ -289,9 +289,9 @@ class KVCache:
             return positions[stop:]
         positions = as_tensor(positions, self._buffers["k"].device)
         axis = self._token_axis
-        before = positions.narrow(axis, 0, start)
-        after = positions.narrow(axis, stop, self.length - stop)
-        return torch.cat([before, after], dim=axis)
+        positions_before = positions.narrow(axis, 0, start)
+        positions_after = positions.narrow(axis, stop, self.length - stop)
+        return torch.cat([positions_before, positions_after], dim=axis)
 
     @explain_misfits
     def shift(self, delta: float, start: int = 0) -> None:
@@ -351,9 +351,9 @@ class KVCache:
         Tokens from `start` on get the keys and values that the encoding makes at their new
         positions. Buffers that do not depend on the position are left out.
         """
-        moved_tokens = (self._token_axis, start, self.length - start)
-        from_positions = original_positions.narrow(*moved_tokens)
-        to_positions = as_tensor(new_positions, self.k.device).narrow(*moved_tokens)
+        token_range = (self._token_axis, start, self.length - start)
+        from_positions = original_positions.narrow(*token_range)
+        to_positions = as_tensor(new_positions, self.k.device).narrow(*token_range)
         method_by_name: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
             "v": encoding.move_values
         }
@@ -364,13 +364,13 @@ class KVCache:
         original_buffers = {}
         for name, move_vectors in method_by_name.items():
             buffer = self._buffers[name]
-            original = self._original_buffers.get(name, buffer)
-            unmoved = original[:, :, start : self.length]
-            moved = move_vectors(unmoved, from_positions, to_positions)
-            if moved is unmoved:  # they do not depend on the position
+            original_buffer = self._original_buffers.get(name, buffer)
+            unmoved_vectors = original_buffer[:, :, start : self.length]
+            moved_vectors = move_vectors(unmoved_vectors, from_positions, to_positions)
+            if moved_vectors is unmoved_vectors:  # they do not depend on the position
                 continue
-            moved_buffers[name] = torch.cat([buffer[:, :, :start], moved], dim=2)
-            original_buffers[name] = original
+            moved_buffers[name] = torch.cat([buffer[:, :, :start], moved_vectors], dim=2)
+            original_buffers[name] = original_buffer
         return moved_buffers, original_buffers
 
     def _encoding_that_moves_keys(self) -> PositionEncoding:
@@ -399,28 +399,32 @@ class KVCache:
         """Return the positions after a shift. Raise ValueError for numbers that are too large."""
         positions = self.positions_or_range
         assert positions is not None  # only an empty cache has no positions
-        shifted: Tensor | range
+        shifted_positions: Tensor | range
         if isinstance(positions, range) and start == 0:
-            shifted = range(
+            shifted_positions = range(
                 positions.start + int(delta), positions.stop + int(delta), positions.step
             )
         else:
-            shifted = as_tensor(positions, self.k.device).clone()
-            shifted.narrow(self._token_axis, start, self.length - start).add_(delta)
-        check_span_of_integers("KVCache.shift", "positions", shifted)
-        return shifted
+            shifted_positions = as_tensor(positions, self.k.device).clone()
+            shifted_positions.narrow(self._token_axis, start, self.length - start).add_(delta)
+        check_span_of_integers("KVCache.shift", "positions", shifted_positions)
+        return shifted_positions
 
-    def _store(self, buffers: dict[str, Tensor], name: str, new: Tensor, end: int) -> None:
-        """Store new tokens behind the cached ones, up to index `end`, in the buffer `name` of
-        `buffers`, which doubles when it is full."""
+    def _store(
+        self, buffers: dict[str, Tensor], name: str, new_tensor: Tensor, new_length: int
+    ) -> None:
+        """Store new tokens behind the cached ones, up to `new_length` tokens, in the buffer `name`
+        of `buffers`, which doubles when it is full."""
         buffer = buffers.get(name)
-        if buffer is None or buffer.shape[2] < end:
-            capacity = end if buffer is None else max(end, 2 * buffer.shape[2])
-            grown = new.new_zeros(*new.shape[:2], capacity, *new.shape[3:])
+        if buffer is None or buffer.shape[2] < new_length:
+            capacity = new_length if buffer is None else max(new_length, 2 * buffer.shape[2])
+            larger_buffer = new_tensor.new_zeros(
+                *new_tensor.shape[:2], capacity, *new_tensor.shape[3:]
+            )
             if buffer is not None:
-                grown[:, :, : self.length] = buffer[:, :, : self.length]
-            buffers[name] = buffer = grown
-        buffer[:, :, self.length : end] = new
+                larger_buffer[:, :, : self.length] = buffer[:, :, : self.length]
+            buffers[name] = buffer = larger_buffer
+        buffer[:, :, self.length : new_length] = new_tensor
 
 
 def _positions_dtype(positions: Tensor | range) -> torch.dtype:

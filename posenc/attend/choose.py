@@ -188,9 +188,9 @@ def _cheapest_without_fused_kernel(problem: Problem, dense_scores_fit: bool) -> 
 def _dense_scores_fit(problem: Problem) -> bool:
     """Return True if scores and weights of all pairs are small enough to compute all at once."""
     infers_on_cpu = problem.q.device.type == "cpu" and not problem.needs_grad
-    scores_and_weights = 2 * problem.scores_bytes(problem.q_len)
+    scores_and_weights_bytes = 2 * problem.scores_bytes(problem.q_len)
     max_bytes = MAX_DENSE_INFERENCE_BYTES if infers_on_cpu else MAX_DENSE_BYTES
-    return scores_and_weights <= max_bytes
+    return scores_and_weights_bytes <= max_bytes
 
 
 def _backend_note(problem: Problem) -> str:

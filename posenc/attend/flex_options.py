@@ -75,8 +75,10 @@ def computes_formulas(problem: Problem) -> bool:
     if not problem.has_bias_by_distance:
         return False
     assert problem.term is not None
-    formulas = problem.term.formulas
-    return formulas is not None and not any(formula.slower_than_table for formula in formulas())
+    make_formulas = problem.term.formulas
+    return make_formulas is not None and not any(
+        formula.slower_than_table for formula in make_formulas()
+    )
 
 
 def reads_pairs(problem: Problem) -> bool:

@@ -99,12 +99,12 @@ def _attend_causally(
     key_sum = values.new_zeros(*q_features.shape[:2], q_features.shape[-1], 1)
     outputs = []
     for start in range(0, max(1, q_features.shape[2]), chunk_size):
-        chunk = slice(start, start + chunk_size)
-        q_chunk = q_features[:, :, chunk]
-        k_chunk = k_features[:, :, chunk]
-        rotated_q_chunk = rotated_q[:, :, chunk]
-        rotated_k_chunk = rotated_k[:, :, chunk]
-        v_chunk = values[:, :, chunk]
+        chunk_slice = slice(start, start + chunk_size)
+        q_chunk = q_features[:, :, chunk_slice]
+        k_chunk = k_features[:, :, chunk_slice]
+        rotated_q_chunk = rotated_q[:, :, chunk_slice]
+        rotated_k_chunk = rotated_k[:, :, chunk_slice]
+        v_chunk = values[:, :, chunk_slice]
         scores = (rotated_q_chunk @ rotated_k_chunk.mT).tril()
         numerator = rotated_q_chunk @ key_value_sum + scores @ v_chunk
         weights = (q_chunk @ k_chunk.mT).tril()

@@ -127,22 +127,22 @@ class Problem:
         if mask is None or offset is None:
             return -BEYOND_ANY_DISTANCE, BEYOND_ANY_DISTANCE
         # A window counts the query itself, so that its last key is window - 1 away.
-        largest = BEYOND_ANY_DISTANCE if mask.window is None else mask.window - 1
-        smallest = 0 if mask.causal else -largest
-        return smallest - offset, largest - offset  # from positions to indices
+        largest_distance = BEYOND_ANY_DISTANCE if mask.window is None else mask.window - 1
+        smallest_distance = 0 if mask.causal else -largest_distance
+        return smallest_distance - offset, largest_distance - offset  # from positions to indices
 
     def keys_maybe_visible(self, start: int, stop: int) -> tuple[int, int]:
         """Return a range [kv_start, kv_stop) that includes all keys visible to any of queries
         [start, stop); not empty unless there are no keys."""
         if self.mask_query_offset is None:
             return 0, self.kv_len
-        least, most = self.visible_distances
-        # The last query, stop - 1, sees keys up to stop - 1 - least; the first one from
-        # start - most on. One key stays even if the mask hides all. These count from the mask's
-        # first key, and the range from `first_key`.
-        kv_stop = min(self.kv_len, stop - least - self.first_key)
+        least_distance, greatest_distance = self.visible_distances
+        # The last query, stop - 1, sees keys up to stop - 1 - least_distance; the first one from
+        # start - greatest_distance on. One key stays even if the mask hides all. These count from
+        # the mask's first key, and the range from `first_key`.
+        kv_stop = min(self.kv_len, stop - least_distance - self.first_key)
         kv_stop = max(kv_stop, min(1, self.kv_len))
-        kv_start = max(0, min(start - most - self.first_key, kv_stop - 1))
+        kv_start = max(0, min(start - greatest_distance - self.first_key, kv_stop - 1))
         return kv_start, kv_stop
 
     def keys_visible_to_all(self, start: int, stop: int) -> tuple[int, int]:
@@ -152,10 +152,10 @@ class Problem:
             return 0, self.kv_len
         if self.mask_query_offset is None or not self.mask.exact:
             return 0, 0
-        least, most = self.visible_distances
+        least_distance, greatest_distance = self.visible_distances
         # Here the last query limits the first key, and the first query the last one.
-        kv_start = max(0, stop - 1 - most - self.first_key)
-        kv_stop = min(self.kv_len, start - least + 1 - self.first_key)
+        kv_start = max(0, stop - 1 - greatest_distance - self.first_key)
+        kv_stop = min(self.kv_len, start - least_distance + 1 - self.first_key)
         return (kv_start, kv_stop) if kv_start < kv_stop else (0, 0)
 
     def mask_scores_in_place(self, scores: Tensor, start: int, stop: int) -> Tensor | None:
@@ -183,7 +183,7 @@ class Problem:
         True for visible ones; None if none is hidden."""
         if kv_start >= kv_stop:
             return None
-        visible = self.restricted_to_keys(kv_start, kv_stop).visible_pairs(start, stop)
+        visible = self.restricted_to_keys(kv_start, kv_stop).visibility_mask(start, stop)
         if visible is not None:
             scores[..., kv_start:kv_stop].masked_fill_(~visible, -torch.inf)
         return visible
@@ -205,8 +205,12 @@ class Problem:
         if mask is None or not mask.causal:
             return False
         assert mask.q_positions is not None and mask.kv_positions is not None
-        same_q = are_known_equal(self.queries.positions_or_range, mask.q_positions)
-        return same_q and are_known_equal(self.keys.positions_or_range, mask.kv_positions)
+        queries_have_same_positions = are_known_equal(
+            self.queries.positions_or_range, mask.q_positions
+        )
+        return queries_have_same_positions and are_known_equal(
+            self.keys.positions_or_range, mask.kv_positions
+        )
 
     def restricted_to_keys(self, kv_start: int, kv_stop: int) -> "Problem":
         """Return the attention from all queries to keys [kv_start, kv_stop) of this problem only,
@@ -236,15 +240,15 @@ class Problem:
         if self.term is None:
             return scores
         with without_autocast(scores.device):
-            added = self.term.add(scores, slice(start, stop), self.key_slice, visible)
-        return added.to(scores.dtype)  # states may be wider than q
+            changed_scores = self.term.add(scores, slice(start, stop), self.key_slice, visible)
+        return changed_scores.to(scores.dtype)  # states may be wider than q
 
     def bias(self, start: int, stop: int) -> Tensor:
         """Return the bias of an additive term for queries [start, stop): (batch or 1, num_heads,
         stop - start, kv_len). Called without autocast, which would round it."""
         term = self.term
         assert term is not None
-        rows = slice(start, stop)
+        row_slice = slice(start, stop)
         num_rows = stop - start
         if self.has_bias_by_distance:
             bias_by_distance = self.bias_of_distances(
@@ -262,16 +266,18 @@ class Problem:
         if isinstance(term, PairwiseBias):
             # (1, ...) if rows of the batch share the bias. `mask_scores_in_place` may write to what
             # is returned, so that a tensor which belongs to the user's encoding is copied.
-            return term.bias_of_block(rows, self.key_slice).to(
+            return term.bias_of_block(row_slice, self.key_slice).to(
                 dtype, copy=not term.block_is_new_memory
             )
         product = (
-            term.product(rows, self.key_slice) if isinstance(term, ProductsByDistance) else None
+            term.product(row_slice, self.key_slice)
+            if isinstance(term, ProductsByDistance)
+            else None
         )
         if product is not None:
             return product.to(dtype)
         zeros = self.q.new_zeros(*self.q.shape[:2], num_rows, self.kv_len, dtype=dtype)
-        return term.add(zeros, rows, self.key_slice, None).to(dtype)
+        return term.add(zeros, row_slice, self.key_slice, None).to(dtype)
 
     @property
     def has_bias_by_distance(self) -> bool:
@@ -280,15 +286,15 @@ class Problem:
         term = self.term
         return term is not None and term.by_distance is not None and self.query_offset is not None
 
-    def bias_of_distances(self, farthest: int, count: int) -> Tensor:
-        """Return the bias of the distances farthest, farthest - 1, ..., (num_heads, count).
+    def bias_of_distances(self, farthest: int, num_distances: int) -> Tensor:
+        """Return the bias of the distances farthest, farthest - 1, ..., (num_heads, num_distances).
 
         farthest: index of a query minus index of a key, counted among all keys. The distance
             between their positions is larger by `query_offset`.
         """
         assert self.term is not None and self.term.by_distance is not None
         assert self.query_offset is not None
-        row = self.term.by_distance(self.query_offset + farthest, count, self.q)
+        row = self.term.by_distance(self.query_offset + farthest, num_distances, self.q)
         check_heads(self.encoding, row.shape[0], self.q)
         return row
 
@@ -302,12 +308,12 @@ class Problem:
     def dense_bytes(self, num_rows: int) -> int:
         """Return the bytes needed to attend from `num_rows` queries at once: scores, weights,
         temporary results of the term and, if gradients are needed, saved weights."""
-        multiples_of_scores: float = 2  # scores and weights
+        multiple_of_scores: float = 2  # scores and weights
         if self.term is not None:
-            multiples_of_scores += self.term.extra_score_arrays(self.needs_grad)
+            multiple_of_scores += self.term.extra_score_arrays(self.needs_grad)
         if self.needs_grad:  # weights are saved before rows without a key are set to zero
-            multiples_of_scores += 1 if self.every_query_sees_a_key else 2
-        return int(multiples_of_scores * self.scores_bytes(num_rows))
+            multiple_of_scores += 1 if self.every_query_sees_a_key else 2
+        return int(multiple_of_scores * self.scores_bytes(num_rows))
 
     def negligible_threshold(self) -> Tensor:
         """Return a threshold for each head, (num_heads,), below 0: a key does not matter to a query
@@ -323,15 +329,15 @@ class Problem:
         """
         dtype = at_least_float32(self.q.dtype)
         num_heads = self.q.shape[1]
-        longest_q = _longest_norm(self.q, num_heads, dtype)
-        longest_k = _longest_norm(self.k, num_heads, dtype)
+        longest_q_norm = _longest_norm(self.q, num_heads, dtype)
+        longest_k_norm = _longest_norm(self.k, num_heads, dtype)
         # 2.04 instead of 2: vectors may be rounded to 16 bits.
-        largest_difference = 2.04 * abs(self.scale) * longest_q * longest_k
+        largest_difference = 2.04 * abs(self.scale) * longest_q_norm * longest_k_norm
         # 0 times infinity or NaN is NaN. The norms of q and k make the sum NaN by themselves.
         nan_unless_finite = 0 * self.v.detach().sum(dtype=dtype)
         return -40 - math.log(self.kv_len) - largest_difference + nan_unless_finite
 
-    def visible_pairs(self, start: int, stop: int) -> Tensor | None:
+    def visibility_mask(self, start: int, stop: int) -> Tensor | None:
         """Return the mask of queries [start, stop), True for visible keys, which broadcasts to
         their scores. None if all keys are known to be visible."""
         if self.mask is None or self.keys_visible_to_all(start, stop) == (0, self.kv_len):
@@ -361,5 +367,5 @@ class Problem:
 def _longest_norm(vectors: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
     """Return the norm of the longest of the vectors (batch, heads, len, width) for each query head,
     (num_heads,), computed in `dtype`."""
-    lengths = torch.linalg.vector_norm(vectors.detach(), dim=-1, dtype=dtype)
-    return repeat_kv_heads(lengths.amax((0, 2)), num_heads, 0)
+    norms = torch.linalg.vector_norm(vectors.detach(), dim=-1, dtype=dtype)
+    return repeat_kv_heads(norms.amax((0, 2)), num_heads, 0)

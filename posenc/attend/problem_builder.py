@@ -30,9 +30,9 @@ from posenc.positions import offset_of_first_query, repeated_position
 
 _CALLER = "attention"
 """Name of the public function, with which error messages begin."""
-_AT_QUERIES_AND_KEYS = 2
-_AT_SCORES = 3
-_AT_VALUES = 4
+_PLACE_QUERIES_AND_KEYS = 2
+_PLACE_SCORES = 3
+_PLACE_VALUES = 4
 """Numbers in `Claims.places`."""
 
 
@@ -124,7 +124,7 @@ def build_problems(
     all_keys = _join_cached_keys(call, cache)
     shared_mask = _bound_mask(call.mask, call.queries, all_keys.keys)
     passes = _pass_inputs(call.encoding, call.queries, all_keys.keys)
-    transforms_q_and_k = _AT_QUERIES_AND_KEYS in call.encoding.claims.places
+    transforms_q_and_k = _PLACE_QUERIES_AND_KEYS in call.encoding.claims.places
     if isinstance(all_keys, TransformedQueriesKeys) and len(passes) > 1 and transforms_q_and_k:
         raise ValueError(
             f"{_CALLER}: {type(call.encoding).__name__} changes queries and keys in each of its "
@@ -211,10 +211,10 @@ def _join_cached_keys(
     )
 
 
-def _check_new_positions(cache: KVCache, new: Tokens, mask: Mask | None) -> None:
+def _check_new_positions(cache: KVCache, new_tokens: Tokens, mask: Mask | None) -> None:
     """Raise ValueError if a causal mask would show a new token earlier ones at its own position, as
     where two layers share a cache or positions do not advance."""
-    if mask is None or cache.positions_or_range is None or new.num_axes > 1:
+    if mask is None or cache.positions_or_range is None or new_tokens.num_axes > 1:
         return
     compares_positions = mask.causal and not mask.bound
     if not compares_positions:
@@ -224,7 +224,7 @@ def _check_new_positions(cache: KVCache, new: Tokens, mask: Mask | None) -> None
     may_repeat = mask.separates_documents or hides_padding
     if may_repeat:
         return
-    position = repeated_position(cache.positions_or_range, new.positions_or_range)
+    position = repeated_position(cache.positions_or_range, new_tokens.positions_or_range)
     if position is not None:
         raise ValueError(
             f"{_CALLER}: the cache already holds position {position:g}. One KVCache per layer; the "
@@ -233,22 +233,22 @@ def _check_new_positions(cache: KVCache, new: Tokens, mask: Mask | None) -> None
 
 
 def _append_tokens(
-    cache: KVCache, encoding: PositionEncoding, new: Tokens, v: Tensor
+    cache: KVCache, encoding: PositionEncoding, new_tokens: Tokens, v: Tensor
 ) -> tuple[Tokens, Tensor]:
     """Append the new tokens to the cache, and return all keys and values, the cached ones first."""
-    assert new.x is not None
+    assert new_tokens.x is not None
     cache.record_encoding(encoding)
     keeps_only_last_state = encoding.claims.state_kept == "last"
     k, v, positions, state = cache.append(
-        new.x,
+        new_tokens.x,
         v,
-        new.positions_or_range,
-        new.state,
-        position_axis=-1 if new.num_axes == 1 else -2,
+        new_tokens.positions_or_range,
+        new_tokens.state,
+        position_axis=-1 if new_tokens.num_axes == 1 else -2,
         keep_last_state=keeps_only_last_state,
     )
     # A state of which only the last token is kept does not belong to these keys.
-    return Tokens(k, positions, None if keeps_only_last_state else state, new.num_axes), v
+    return Tokens(k, positions, None if keeps_only_last_state else state, new_tokens.num_axes), v
 
 
 def _bound_mask(mask: Mask | None, queries: Tokens, keys: Tokens) -> Mask | None:
@@ -281,7 +281,14 @@ def _pass_inputs(encoding: PositionEncoding, queries: Tokens, keys: Tokens) -> l
     if type(encoding).passes is PositionEncoding.passes:  # needs no tensor of positions
         return [PassInputs(queries, keys, None)]
     passes = encoding.passes(queries.positions, keys.positions)
-    return [PassInputs(queries.at(p.q_positions), keys.at(p.kv_positions), p.mask) for p in passes]
+    return [
+        PassInputs(
+            queries.at(one_pass.q_positions),
+            keys.at(one_pass.kv_positions),
+            one_pass.mask,
+        )
+        for one_pass in passes
+    ]
 
 
 def _build_problem(
@@ -338,7 +345,7 @@ def _keys_for_term(encoding: PositionEncoding, keys: Tokens, num_heads: int) -> 
     """Return untransformed keys (batch, num_heads, kv_len, width), repeated for every query head,
     if the encoding's term reads them; None if it does not."""
     places = encoding.claims.places
-    acts_in_term = _AT_SCORES in places or _AT_VALUES in places
+    acts_in_term = _PLACE_SCORES in places or _PLACE_VALUES in places
     if not (encoding.claims.needs_raw_k and acts_in_term):
         return None
     assert keys.x is not None
@@ -406,15 +413,17 @@ def _transform_queries_keys(encoding: PositionEncoding, q: Tokens, k: Tokens) ->
     result: Any = encoding.transform(q, k)
     returned_tensors = result if isinstance(result, tuple) else (result,)
     # The width may change, nothing else may.
-    returned_sizes = [x.shape[:3] if isinstance(x, Tensor) else None for x in returned_tensors]
-    expected_sizes = [t.x.shape[:3] for t in (q, k) if t.x is not None]
-    if returned_sizes != expected_sizes:
-        shapes = (
+    returned_leading_shapes = [
+        x.shape[:3] if isinstance(x, Tensor) else None for x in returned_tensors
+    ]
+    expected_leading_shapes = [t.x.shape[:3] for t in (q, k) if t.x is not None]
+    if returned_leading_shapes != expected_leading_shapes:
+        shapes_or_types = (
             tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in returned_tensors
         )
-        returned_shapes = ", ".join(map(str, shapes))
+        returned_in_words = ", ".join(map(str, shapes_or_types))
         raise TypeError(
             f"{type(encoding).__name__}.transform must return (q, k), each (batch, heads, len, "
-            f"width) like those it got, got {returned_shapes}."
+            f"width) like those it got, got {returned_in_words}."
         )
     return result

@@ -127,7 +127,7 @@ def test_keys_that_may_be_visible_are_counted_among_those_of_the_problem(first, 
     some = whole.restricted_to_keys(first, last)
     for start, stop in ((6, 8), (5, 6), (0, 20)):
         begin, end = some.keys_maybe_visible(start, stop)
-        visible = whole.visible_pairs(start, stop)[0, 0, :, first:last].any(0).nonzero().flatten()
+        visible = whole.visibility_mask(start, stop)[0, 0, :, first:last].any(0).nonzero().flatten()
         if len(visible):
             assert (begin, end) == (int(visible[0]), int(visible[-1]) + 1)
         else:
@@ -137,14 +137,14 @@ def test_keys_that_may_be_visible_are_counted_among_those_of_the_problem(first, 
 def test_a_mask_that_hides_nothing_is_not_written_out():
     last, early = torch.tensor([19]), torch.tensor([18])
     window = masks.causal & masks.sliding_window(8)
-    assert problem(last, masks.causal).visible_pairs(0, 1) is None
-    assert problem(early, masks.causal).visible_pairs(0, 1) is not None
-    assert problem(last, window).visible_pairs(0, 1) is not None
-    assert problem(last, window, first_key=12).visible_pairs(0, 1) is None
-    assert problem(last, window, first_key=11).visible_pairs(0, 1) is not None
+    assert problem(last, masks.causal).visibility_mask(0, 1) is None
+    assert problem(early, masks.causal).visibility_mask(0, 1) is not None
+    assert problem(last, window).visibility_mask(0, 1) is not None
+    assert problem(last, window, first_key=12).visibility_mask(0, 1) is None
+    assert problem(last, window, first_key=11).visibility_mask(0, 1) is not None
     hidden = torch.ones(1, 20, dtype=torch.bool)
     hidden[0, 3] = False
-    assert problem(last, masks.causal & masks.padding(hidden)).visible_pairs(0, 1) is not None
+    assert problem(last, masks.causal & masks.padding(hidden)).visibility_mask(0, 1) is not None
 
 
 @torch.no_grad()

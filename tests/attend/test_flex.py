@@ -614,7 +614,7 @@ def no_room(monkeypatch):
         raise RuntimeError(OUT_OF_ROOM)
 
     monkeypatch.setattr(flex, "_compiled_flex", lambda *kind: fails)
-    monkeypatch.setattr(flex, "_too_large_kernels", set())
+    monkeypatch.setattr(flex, "_too_large_kernel_keys", set())
     plain = choose._cheapest_choice
 
     def first_flex(problem):
@@ -657,7 +657,7 @@ def test_another_error_of_a_kernel_is_not_hidden(no_room, monkeypatch):
     monkeypatch.setattr(flex, "_compiled_flex", lambda *kind: fails)
     with pytest.raises(RuntimeError, match="CUDA out of memory"):
         call(posenc.create("fire", SHAPE).requires_grad_(False), "auto")
-    assert not flex._too_large_kernels
+    assert not flex._too_large_kernel_keys
 
 
 @pytest.mark.parametrize("mask", [None, masks.causal, masks.causal & masks.sliding_window(40)])

@@ -42,7 +42,7 @@ def form(shaw, tensors, **options) -> str:
 @pytest.mark.parametrize("distance", [1, 5, 16, 32])
 @pytest.mark.parametrize("length", [512, 515, 700])
 def test_output_log_sum_exp_and_gradients(length, distance, values, monkeypatch):
-    monkeypatch.setattr(sdpa, "NEAR_ROWS", 300)
+    monkeypatch.setattr(sdpa, "NEAR_ROWS_PER_CALL", 300)
     shaw = posenc.Shaw(WIDTH, max_distance=distance, values=values).double()
     tensors = inputs(length, 1 if values else HEADS)
     assert "near keys" in form(shaw, tensors)

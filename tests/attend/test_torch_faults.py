@@ -168,9 +168,9 @@ def test_explain_names_what_is_wrong(plant):
 
 
 def test_what_is_recorded_of_this_release_is_so():
-    if torch_faults.RELEASE not in torch_faults.KNOWN_WRONG:
+    if torch_faults.RELEASE not in torch_faults.KNOWN_WRONG_FORMS:
         pytest.skip(f"torch {torch_faults.RELEASE} is tried when it is used")
-    assert torch_faults.wrong_forms() == set(torch_faults.KNOWN_WRONG[torch_faults.RELEASE])
+    assert torch_faults.wrong_forms() == set(torch_faults.KNOWN_WRONG_FORMS[torch_faults.RELEASE])
 
 
 def test_a_trial_leaves_the_generator_and_the_modes_alone(plant):

@@ -153,8 +153,8 @@ def _row_gradient(problem: Problem, inputs: ScoreInputs, grad_lse: Tensor | None
         # The gradients of a query's scores sum to that of its log-sum-exp, because its weights sum
         # to 1. The difference between this sum and that over the near entries is the gradient of
         # the far entries, which are one parameter: any of them gets it.
-        gradient_of_all = 0 if grad_lse is None else grad_lse.to(row.dtype).sum((0, 2))
-        d_row[:, 0] += gradient_of_all - d_row.sum(-1)
+        total_gradient = 0 if grad_lse is None else grad_lse.to(row.dtype).sum((0, 2))
+        d_row[:, 0] += total_gradient - d_row.sum(-1)
     return d_row.to(row.dtype)
 
 
@@ -177,17 +177,17 @@ def _block_offsets(problem: Problem, block_size: int, constant_from: int) -> ran
     there on the bias is one parameter, which needs no sums of its own. block_size: number of
     queries, and of keys, of a block.
     """
-    least, most = problem.visible_distances
-    most = min(most, constant_from - 1)
+    least_distance, greatest_distance = problem.visible_distances
+    greatest_distance = min(greatest_distance, constant_from - 1)
     # With n = block_size, blocks with an offset have pairs at distances from offset * n - (n - 1)
-    # to offset * n + (n - 1). The highest offset still has one at `most` or below: it is most / n
-    # rounded up. The lowest has one at `least` or above: (least - (n - 1)) / n rounded up. Both
-    # within what the numbers of blocks allow.
-    highest_with_pairs = (most + block_size - 1) // block_size
-    lowest_with_pairs = -((block_size - 1 - least) // block_size)
-    highest = min(highest_with_pairs, (problem.q_len - 1) // block_size)
-    lowest = max(lowest_with_pairs, -((problem.kv_len - 1) // block_size))
-    return range(highest, min(lowest, highest) - 1, -1)
+    # to offset * n + (n - 1). The highest offset still has one at `greatest_distance` or below: it
+    # is most / n rounded up. The lowest has one at `least_distance` or above: (least - (n - 1)) / n
+    # rounded up. Both within what the numbers of blocks allow.
+    highest_offset_with_pairs = (greatest_distance + block_size - 1) // block_size
+    lowest_offset_with_pairs = -((block_size - 1 - least_distance) // block_size)
+    highest_offset = min(highest_offset_with_pairs, (problem.q_len - 1) // block_size)
+    lowest_offset = max(lowest_offset_with_pairs, -((problem.kv_len - 1) // block_size))
+    return range(highest_offset, min(lowest_offset, highest_offset) - 1, -1)
 
 
 class QueryBlocks(NamedTuple):
@@ -236,7 +236,7 @@ def _score_gradients_by_block_offset(
     block_sums = []
     for offset in offsets:
         bias = _block_bias(row, offset, q_len)
-        total = torch.zeros_like(bias)
+        block_sum = torch.zeros_like(bias)
         # Blocks of queries that have a block of keys `offset` before them.
         begin = max(0, offset)
         end = min(num_q_blocks, num_k_blocks + offset)
@@ -244,10 +244,10 @@ def _score_gradients_by_block_offset(
             stop = min(start + blocks_at_once, end)
             some_queries = QueryBlocks(*(t[:, :, start:stop] for t in queries))
             some_keys = KeyBlocks(*(t[:, :, start - offset : stop - offset] for t in keys))
-            total += _sum_score_gradients(
+            block_sum += _sum_score_gradients(
                 problem, some_queries, some_keys, bias, start, start - offset
             )
-        block_sums.append(total)
+        block_sums.append(block_sum)
     return torch.stack(block_sums)
 
 
@@ -265,8 +265,8 @@ def _first_constant_distance(problem: Problem) -> int:
     if term.constant_from is None or not distances_are_comparable:
         return beyond_all_distances
     constant_from = term.constant_from - problem.query_offset
-    _, most = problem.visible_distances
-    return constant_from if constant_from <= most else beyond_all_distances
+    _, greatest_distance = problem.visible_distances
+    return constant_from if constant_from <= greatest_distance else beyond_all_distances
 
 
 def _split_into_blocks(t: Tensor, num_blocks: int, padding: float = 0.0) -> Tensor:
@@ -313,14 +313,14 @@ def _sum_score_gradients(
     """
     scores = (queries.q @ keys.k.mT).add_(bias[:, None]).sub_(queries.lse)
     num_blocks = queries.q.shape[2]
-    is_left_out = _hidden_or_padding(problem, first_q_block, first_k_block, num_blocks)
+    is_left_out = _is_hidden_or_padding(problem, first_q_block, first_k_block, num_blocks)
     scores.masked_fill_(is_left_out, -torch.inf)
     weights = scores.exp_()
     d_scores = (queries.grad @ keys.v.mT).sub_(queries.delta).mul_(weights)
     return d_scores.sum((0, 2))
 
 
-def _hidden_or_padding(
+def _is_hidden_or_padding(
     problem: Problem, first_q_block: int, first_k_block: int, num_blocks: int
 ) -> Tensor:
     """Return True for pairs that the mask hides or that are padding, in blocks first_q_block,
@@ -339,9 +339,9 @@ def _hidden_or_padding(
     batch_index = torch.arange(problem.q.shape[0], device=device).view(-1, 1, 1, 1, 1)
     head_index = torch.arange(problem.q.shape[1], device=device).view(-1, 1, 1, 1)
     # Masks may look up a token by its index, and padding has none.
-    q_inside = q_idx.clamp(max=problem.q_len - 1)
-    k_inside = k_idx.clamp(max=problem.kv_len - 1)
-    visible = problem.mask(batch_index, head_index, q_inside, k_inside)
+    q_idx_inside = q_idx.clamp(max=problem.q_len - 1)
+    k_idx_inside = k_idx.clamp(max=problem.kv_len - 1)
+    visible = problem.mask(batch_index, head_index, q_idx_inside, k_idx_inside)
     return ~visible | is_padding
 
 
@@ -361,8 +361,9 @@ def _sum_along_diagonals(block_sums: Tensor, first_offset: int, q_len: int, row_
     diagonal_sums = buffer.sum(2).transpose(0, 1)  # (num_heads, num_offsets, 2 * size)
     # The second half of each sum is for the same distances as the first half of the next one.
     first_halves, second_halves = (half.flatten(1) for half in diagonal_sums.split(size, -1))
-    joined = F.pad(first_halves, (0, size)) + F.pad(second_halves, (size, 0))
+    diagonal_gradients = F.pad(first_halves, (0, size)) + F.pad(second_halves, (size, 0))
     # Entries of the row before the first column, and after the last one.
-    missing_before = q_len - 1 - first_offset * size - (size - 1)
-    missing_after = row_len - missing_before - joined.shape[1]
-    return F.pad(joined, (missing_before, missing_after))  # a negative number drops columns
+    num_missing_before = q_len - 1 - first_offset * size - (size - 1)
+    num_missing_after = row_len - num_missing_before - diagonal_gradients.shape[1]
+    # A negative number drops columns.
+    return F.pad(diagonal_gradients, (num_missing_before, num_missing_after))

@@ -1,8 +1,8 @@
 """Add up the gradients of scores along diagonals of blocks, in one pass, on CUDA.
 
 The formulas, and what an offset is, are at the head of bias_gradient.py, which computes the same by
-plain operations of torch. One program adds up one of PARTS parts of the blocks of one head and one
-offset, for all rows of the batch.
+plain operations of torch. One program adds up one of NUM_PARTS parts of the blocks of one head and
+one offset, for all rows of the batch.
 """
 
 from typing import Any
@@ -17,9 +17,9 @@ MAX_BLOCK_BYTES = 64 * 2**10
 MAX_SHARED_BYTES = 96 * 2**10
 """Maximum bytes of shared memory for queries, keys, values and gradients. If they are small,
 several blocks fit, so that the next one loads during the computation of this one."""
-PARTS = 4
+NUM_PARTS = 4
 """Number of programs that share the blocks of one offset."""
-WARPS = 8
+NUM_WARPS = 8
 """Number of warps of a program; chosen, not derived."""
 
 
@@ -70,29 +70,29 @@ def _sum_diagonals_kernel(
     grad_token_stride,
     grad_channel_stride,
     batch,
-    heads,
+    num_heads,
     q_len,
     kv_len,
     row_len,
     last_offset,
-    least,
-    most,
+    least_distance,
+    greatest_distance,
     scale,
-    GROUPS: tl.constexpr,
+    HEADS_PER_KV_HEAD: tl.constexpr,
     WIDTH: tl.constexpr,
     V_WIDTH: tl.constexpr,
     PADDED_WIDTH: tl.constexpr,
     PADDED_V_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Write to `out` the sum of the gradients of the scores of one part of the blocks of one head
     and one offset: (BLOCK, BLOCK). The ids of the program choose part, offset and head.
 
-    q_batch_stride, ...: elements from one row of the batch to the next, and so on. GROUPS: query
-    heads that share a head of k and v. WIDTH, V_WIDTH: channels of q and of v, padded to
-    PADDED_WIDTH and PADDED_V_WIDTH.
+    q_batch_stride, ...: elements from one row of the batch to the next, and so on.
+    HEADS_PER_KV_HEAD: query heads that share a head of k and v. WIDTH, V_WIDTH: channels of q and
+    of v, padded to PADDED_WIDTH and PADDED_V_WIDTH.
     """
     LOG2_E: tl.constexpr = 1.4426950408889634  # type: ignore[assignment]
     part = tl.program_id(0)
@@ -104,60 +104,67 @@ def _sum_diagonals_kernel(
     # log2(e), as scores are below, because exp2 is the faster instruction: exp(x) = exp2(x
     # log2(e)).
     distance = offset * BLOCK + index_in_block[:, None] - index_in_block[None, :]
-    entry = q_len - 1 - distance
-    visible_pairs = (distance >= least) & (distance <= most) & (entry >= 0) & (entry < row_len)
-    bias = tl.load(row + head.to(tl.int64) * row_len + entry, mask=visible_pairs, other=0.0)
-    bias = tl.where(visible_pairs, bias, float("-inf")) * LOG2_E
+    row_index = q_len - 1 - distance
+    is_visible = (
+        (distance >= least_distance)
+        & (distance <= greatest_distance)
+        & (row_index >= 0)
+        & (row_index < row_len)
+    )
+    bias = tl.load(row + head.to(tl.int64) * row_len + row_index, mask=is_visible, other=0.0)
+    bias = tl.where(is_visible, bias, float("-inf")) * LOG2_E
 
     # This program's share of the blocks of queries that have a block of keys `offset` before them.
-    first = tl.maximum(offset, 0)
-    stop = tl.minimum(tl.cdiv(q_len, BLOCK), tl.cdiv(kv_len, BLOCK) + offset)
-    share = tl.cdiv(tl.maximum(stop - first, 0), PARTS)
-    begin = first + part * share
-    end = tl.minimum(begin + share, stop)
+    first_block = tl.maximum(offset, 0)
+    stop_block = tl.minimum(tl.cdiv(q_len, BLOCK), tl.cdiv(kv_len, BLOCK) + offset)
+    blocks_per_part = tl.cdiv(tl.maximum(stop_block - first_block, 0), NUM_PARTS)
+    part_begin = first_block + part * blocks_per_part
+    part_end = tl.minimum(part_begin + blocks_per_part, stop_block)
     channel = tl.arange(0, PADDED_WIDTH)
     v_channel = tl.arange(0, PADDED_V_WIDTH)
-    total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    block_sum = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
     head64 = head.to(tl.int64)  # a tensor may have more than 2^31 elements
     for b in range(batch):
         batch64 = tl.full((), 0, tl.int64) + b
         q_start = q + batch64 * q_batch_stride + head64 * q_head_stride
-        k_start = k + batch64 * k_batch_stride + (head64 // GROUPS) * k_head_stride
-        v_start = v + batch64 * v_batch_stride + (head64 // GROUPS) * v_head_stride
+        k_start = k + batch64 * k_batch_stride + (head64 // HEADS_PER_KV_HEAD) * k_head_stride
+        v_start = v + batch64 * v_batch_stride + (head64 // HEADS_PER_KV_HEAD) * v_head_stride
         grad_start = grad + batch64 * grad_batch_stride + head64 * grad_head_stride
-        row_start = (batch64 * heads + head64) * q_len
-        for block in range(begin, end):
-            i = block * BLOCK + index_in_block
-            j = (block - offset) * BLOCK + index_in_block
-            is_query = i < q_len
-            is_key = j < kv_len
-            wide_i = i.to(tl.int64)[:, None]
-            wide_j = j.to(tl.int64)[:, None]
+        row_start = (batch64 * num_heads + head64) * q_len
+        for block in range(part_begin, part_end):
+            q_index = block * BLOCK + index_in_block
+            k_index = (block - offset) * BLOCK + index_in_block
+            is_query = q_index < q_len
+            is_key = k_index < kv_len
+            wide_q_index = q_index.to(tl.int64)[:, None]
+            wide_k_index = k_index.to(tl.int64)[:, None]
             is_q_channel = channel[None, :] < WIDTH
             is_v_channel = v_channel[None, :] < V_WIDTH
             block_q = tl.load(
-                q_start + wide_i * q_token_stride + channel[None, :] * q_channel_stride,
+                q_start + wide_q_index * q_token_stride + channel[None, :] * q_channel_stride,
                 mask=is_query[:, None] & is_q_channel,
                 other=0.0,
             )
             block_k = tl.load(
-                k_start + wide_j * k_token_stride + channel[None, :] * k_channel_stride,
+                k_start + wide_k_index * k_token_stride + channel[None, :] * k_channel_stride,
                 mask=is_key[:, None] & is_q_channel,
                 other=0.0,
             )
             block_grad = tl.load(
-                grad_start + wide_i * grad_token_stride + v_channel[None, :] * grad_channel_stride,
+                grad_start
+                + wide_q_index * grad_token_stride
+                + v_channel[None, :] * grad_channel_stride,
                 mask=is_query[:, None] & is_v_channel,
                 other=0.0,
             )
             block_v = tl.load(
-                v_start + wide_j * v_token_stride + v_channel[None, :] * v_channel_stride,
+                v_start + wide_k_index * v_token_stride + v_channel[None, :] * v_channel_stride,
                 mask=is_key[:, None] & is_v_channel,
                 other=0.0,
             )
             # Padded queries have weights exp(-inf) = 0.
-            block_lse = tl.load(lse + row_start + i, mask=is_query, other=float("inf"))
-            block_delta = tl.load(delta + row_start + i, mask=is_query, other=0.0)
+            block_lse = tl.load(lse + row_start + q_index, mask=is_query, other=float("inf"))
+            block_delta = tl.load(delta + row_start + q_index, mask=is_query, other=0.0)
             scores = (
                 tl.dot(block_q, tl.trans(block_k), input_precision=PRECISION) * (scale * LOG2_E)
                 + bias
@@ -165,9 +172,11 @@ def _sum_diagonals_kernel(
             scores = tl.where(is_key[None, :], scores, float("-inf"))
             weights = tl.math.exp2(scores - (block_lse * LOG2_E)[:, None])
             d_weights = tl.dot(block_grad, tl.trans(block_v), input_precision=PRECISION)
-            total += weights * (d_weights - block_delta[:, None])
-    target = ((offset_index * PARTS + part).to(tl.int64) * heads + head64) * BLOCK * BLOCK
-    tl.store(out + target + index_in_block[:, None] * BLOCK + index_in_block[None, :], total)
+            block_sum += weights * (d_weights - block_delta[:, None])
+    out_start = (
+        ((offset_index * NUM_PARTS + part).to(tl.int64) * num_heads + head64) * BLOCK * BLOCK
+    )
+    tl.store(out + out_start + index_in_block[:, None] * BLOCK + index_in_block[None, :], block_sum)
 
 
 def diagonal_block_sums(
@@ -193,14 +202,14 @@ def diagonal_block_sums(
     index of the key, at which a key is visible.
     """
     batch, num_heads, q_len, width = q.shape
-    block = block_size(q, v)
-    out = row.new_empty(len(block_offsets), PARTS, num_heads, block, block)
-    least, most = (
+    size = block_size(q, v)
+    out = row.new_empty(len(block_offsets), NUM_PARTS, num_heads, size, size)
+    least_distance, greatest_distance = (
         max(-(2**31), min(distance, 2**31 - 1)) for distance in visible_distances
     )  # int32
     kernel: Any = _sum_diagonals_kernel  # without triton, a type checker sees a plain function
     with torch.cuda.device_of(q):  # triton launches on the current device
-        kernel[(PARTS, len(block_offsets), num_heads)](
+        kernel[(NUM_PARTS, len(block_offsets), num_heads)](
             q,
             k,
             v,
@@ -219,18 +228,18 @@ def diagonal_block_sums(
             k.shape[2],
             row.shape[1],
             block_offsets[0],
-            least,
-            most,
+            least_distance,
+            greatest_distance,
             scale,
-            GROUPS=num_heads // k.shape[1],
+            HEADS_PER_KV_HEAD=num_heads // k.shape[1],
             WIDTH=width,
             V_WIDTH=v.shape[-1],
             PADDED_WIDTH=_padded_width(q),
             PADDED_V_WIDTH=_padded_width(v),
-            BLOCK=block,
-            PARTS=PARTS,
+            BLOCK=size,
+            NUM_PARTS=NUM_PARTS,
             PRECISION="ieee",
-            num_warps=WARPS,
-            num_stages=max(1, min(3, MAX_SHARED_BYTES // _block_bytes(q, v, block))),
+            num_warps=NUM_WARPS,
+            num_stages=max(1, min(3, MAX_SHARED_BYTES // _block_bytes(q, v, size))),
         )
     return out.sum(1)

@@ -37,14 +37,14 @@ def rows_per_block(problem: Problem) -> int:
     row_bytes = max(1, batch * num_heads * problem.kv_len * max(4, problem.q.element_size()))
     if problem.q.device.type == "cuda":
         memory_bytes = torch.cuda.get_device_properties(problem.q.device).total_memory
-        rows_that_fit = max(1, memory_bytes // DEVICE_MEMORY_DIVISOR // row_bytes)
+        num_fitting_rows = max(1, memory_bytes // DEVICE_MEMORY_DIVISOR // row_bytes)
         # The greatest power of two up to 2 q_len - 1 is the least one from q_len on: one block.
-        rows_of_one_block = _floor_power_of_two(2 * problem.q_len - 1)
-        return max(16, min(_floor_power_of_two(rows_that_fit), rows_of_one_block))
+        num_rows_in_one_block = _floor_power_of_two(2 * problem.q_len - 1)
+        return max(16, min(_floor_power_of_two(num_fitting_rows), num_rows_in_one_block))
     num_threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()  # not in a trace
-    rows_that_fit = MAX_BLOCK_BYTES_PER_THREAD * num_threads // row_bytes
+    num_fitting_rows = MAX_BLOCK_BYTES_PER_THREAD * num_threads // row_bytes
     max_rows = MAX_BLOCK_BYTES // row_bytes
-    num_rows = max(1, rows_that_fit, min(_efficient_rows(problem), max_rows))
+    num_rows = max(1, num_fitting_rows, min(_efficient_rows(problem), max_rows))
     # 16 and 512 are chosen, not derived.
     return min(512, max(16, _floor_power_of_two(num_rows)))
 

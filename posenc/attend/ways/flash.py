@@ -77,9 +77,9 @@ def attend_on_any_device(
     the output by at most 0.2 %, which bfloat16 does anyway. Without this, Sandwich's bias, of up to
     128, would change it by 1.3 %.
     """
-    largest = bias.amax(-1, keepdim=True)
-    sees_no_key = largest == -torch.inf
-    bias = (bias - largest.masked_fill(sees_no_key, 0)).to(q.dtype)
+    largest_bias = bias.amax(-1, keepdim=True)
+    sees_no_key = largest_bias == -torch.inf
+    bias = (bias - largest_bias.masked_fill(sees_no_key, 0)).to(q.dtype)
     out = F.scaled_dot_product_attention(
         q,
         *zero_hidden_keys(visible, k, v),
@@ -146,8 +146,8 @@ def join_attention(results: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor
     factors = [(lse - finite_lse).exp()[..., None] for _, lse in results]
     first_out, _ = results[0]
     out = first_out * factors[0]
-    for (set_out, _), factor in zip(results[1:], factors[1:], strict=True):
-        out = out.addcmul_(set_out.to(out.dtype), factor)
+    for (next_out, _), factor in zip(results[1:], factors[1:], strict=True):
+        out = out.addcmul_(next_out.to(out.dtype), factor)
     return out.to(first_out.dtype), joined_lse
 
 

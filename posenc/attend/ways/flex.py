@@ -26,7 +26,7 @@ from posenc.positions import as_tensor
 
 LARGEST_EXACT_INTEGER = 2**24
 """float32 has all whole numbers up to this one."""
-FAR_BLOCKS = 6
+MIN_FAR_BLOCKS = 6
 """Minimum number of blocks of far keys that the last query sees, for which attending to them in a
 call of their own is faster."""
 DEVICES_WITHOUT_LSE = ("cpu",)
@@ -41,7 +41,7 @@ class KernelTooLarge(RuntimeError):
     """Report that torch cannot build a kernel, which needs more shared memory than the GPU has."""
 
 
-_too_large_kernels: set[tuple[Any, ...]] = set()
+_too_large_kernel_keys: set[tuple[Any, ...]] = set()
 """The kernels that torch could not build in this process, as `_kernel_key` describes them."""
 
 
@@ -49,8 +49,8 @@ def cost(problem: Problem) -> Cost:
     """Return the expected time and memory of FlexAttention."""
     num_pairs = problem.q_len * problem.kv_len
     bias_may_learn = flex_options.bias_may_learn(problem)
-    is_formula = flex_options.computes_formulas(problem) and not bias_may_learn
-    if problem.term is None or is_formula:
+    is_computed_by_formula = flex_options.computes_formulas(problem) and not bias_may_learn
+    if problem.term is None or is_computed_by_formula:
         bias_elements_per_head = 0
     elif flex_options.reads_pairs(problem):
         bias_elements_per_head = num_pairs
@@ -70,7 +70,7 @@ def cost(problem: Problem) -> Cost:
 
 def kernel_is_too_large(problem: Problem) -> bool:
     """Return True if torch could not build the kernel of a problem like this one."""
-    return bool(_too_large_kernels) and _kernel_key(problem) in _too_large_kernels
+    return bool(_too_large_kernel_keys) and _kernel_key(problem) in _too_large_kernel_keys
 
 
 def _kernel_key(problem: Problem) -> tuple[Any, ...]:
@@ -102,7 +102,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     except Exception as error:  # torch 2.6 and Triton raise other classes than torch 2.13
         if not any(words in str(error) for words in KERNEL_TOO_LARGE_MESSAGES):
             raise
-        _too_large_kernels.add(_kernel_key(problem))
+        _too_large_kernel_keys.add(_kernel_key(problem))
         raise KernelTooLarge(str(error)) from error
 
 
@@ -236,7 +236,9 @@ def _formula_score_mod(problem: Problem) -> ScoreMod:
     def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         distance = compute_distance(q_idx, kv_idx)
         for compute, numbers_by_head, _ in formulas:
-            score = score + compute(distance, *(number[head] for number in numbers_by_head))
+            score = score + compute(
+                distance, *(number_by_head[head] for number_by_head in numbers_by_head)
+            )
         return score
 
     return mod
@@ -271,16 +273,16 @@ def _first_far_offset(problem: Problem) -> int | None:
     query_offset = problem.query_offset
     if term is None or term.constant_from is None or query_offset is None or mask is None:
         return None
-    by_distance = mask.exact and mask.causal and problem.mask_query_offset == query_offset
+    mask_is_by_distance = mask.exact and mask.causal and problem.mask_query_offset == query_offset
     every_query_sees_itself = 0 <= query_offset and problem.q_len + query_offset <= problem.kv_len
-    if not by_distance or not every_query_sees_itself:
+    if not mask_is_by_distance or not every_query_sees_itself:
         return None
     # The least distance of pairs in blocks with this offset is first_offset * BLOCK_SIZE -
     # (BLOCK_SIZE - 1).
     first_offset = -(-(term.constant_from - query_offset + BLOCK_SIZE - 1) // BLOCK_SIZE)
     # The last query and the first key, which is in block 0, are farthest apart.
     last_offset = min(problem.q_len - 1, problem.visible_distances[1]) // BLOCK_SIZE
-    return first_offset if last_offset - first_offset >= FAR_BLOCKS else None
+    return first_offset if last_offset - first_offset >= MIN_FAR_BLOCKS else None
 
 
 def block_mask(problem: Problem) -> Any:
@@ -358,8 +360,8 @@ def _exact_block_mask(
     from torch.nn.attention.flex_attention import BlockMask
 
     with torch.inference_mode(False):  # training may use it later
-        least = _scalar_tensor(nearest, device)
-        most = _scalar_tensor(farthest, device)
+        least_distance = _scalar_tensor(nearest, device)
+        greatest_distance = _scalar_tensor(farthest, device)
         shows_any_offset = (first_offset, stop_offset) == (
             -BEYOND_ANY_DISTANCE,
             BEYOND_ANY_DISTANCE,
@@ -374,15 +376,24 @@ def _exact_block_mask(
         # The least and the greatest distance in each pair of blocks.
         lowest_distance = begin_q - end_k.clamp(max=kv_len) + 1
         highest_distance = end_q.clamp(max=q_len) - 1 - begin_k
-        offset = (begin_q - begin_k) // BLOCK_SIZE
-        has_offset = (offset >= first_offset) & (offset < stop_offset)
-        shows_some = has_offset & (highest_distance >= least) & (lowest_distance <= most)
+        block_offset = (begin_q - begin_k) // BLOCK_SIZE
+        has_shown_offset = (block_offset >= first_offset) & (block_offset < stop_offset)
+        shows_some = (
+            has_shown_offset
+            & (highest_distance >= least_distance)
+            & (lowest_distance <= greatest_distance)
+        )
         is_full = (end_q <= q_len) & (end_k <= kv_len)
-        shows_all = has_offset & is_full & (lowest_distance >= least) & (highest_distance <= most)
+        shows_all = (
+            has_shown_offset
+            & is_full
+            & (lowest_distance >= least_distance)
+            & (highest_distance <= greatest_distance)
+        )
 
         def is_visible(batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             distance = q_idx - kv_idx
-            has_distance = (distance >= least) & (distance <= most)
+            has_distance = (distance >= least_distance) & (distance <= greatest_distance)
             if shows_any_offset:
                 return has_distance
             # Kernels visit the blocks with these offsets only. Uncompiled code reads this for all
@@ -407,12 +418,12 @@ def _block_offset_is_within(
     return (offset >= first_offset) & (offset < stop_offset)
 
 
-def _counts_and_columns_by_row(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def _counts_and_columns_by_row(is_shown: Tensor) -> tuple[Tensor, Tensor]:
     """Return two tensors that BlockMask takes, from booleans (q_blocks, k_blocks): how many are
     True in each row, (1, 1, q_blocks), and the indices of the columns with those of True first, (1,
     1, q_blocks, k_blocks). The two new axes are batch and heads."""
-    order = blocks.int().argsort(dim=-1, descending=True, stable=True)
-    return blocks.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]
+    order = is_shown.int().argsort(dim=-1, descending=True, stable=True)
+    return is_shown.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]
 
 
 def _mask_with_tensors(mask: Mask, device: torch.device) -> Mask:
@@ -449,7 +460,7 @@ def _compiled_flex(
     device_type: str,
     backend: str,
     bias_kind: str,
-    is_exact: bool,
+    mask_is_by_distance: bool,
     num_block_masks: int,
     lengths: tuple[int, int] | None,
 ) -> Callable[..., Any]:

@@ -28,15 +28,15 @@ from posenc.encodings.numerics.precision import at_least_float32, without_autoca
 from posenc.encodings.numerics.tensor_views import repeat_kv_heads
 from posenc.encodings.numerics.torch_modes import is_readable
 
-BLOCK_ROWS = 512
+MAX_BLOCK_ROWS = 512
 """Maximum number of queries in a block, all of which read one row of bias."""
-MAX_CHANGE_BY_BLOCK_SIZE = {BLOCK_ROWS: 64, 128: 128, 32: 128}
+MAX_CHANGE_BY_BLOCK_SIZE = {MAX_BLOCK_ROWS: 64, 128: 128, 32: 128}
 """Maximum change of query_bias[i] within a block, by the number of queries in the block.
 
 A larger change would make the bias coarse, because float32 rounds 64 by up to 4e-6. It would also
 give tiny weights, which are slow, and more of them in larger blocks. `_block_size` takes the first
 size, the largest, whose maximum holds. If none does, this form cannot run."""
-MAX_MAGNITUDE = {torch.float32: 2.0**28, torch.float64: 2.0**12}
+MAX_MAGNITUDES = {torch.float32: 2.0**28, torch.float64: 2.0**12}
 """Maximum absolute value of query_bias and key_bias, by the dtype of the scores. float64 then
 rounds their difference by less than 1e-7 for float32, and 1e-12 for float64."""
 
@@ -60,8 +60,8 @@ def why_cannot_run(problem: Problem) -> str | None:
     """Return why the values of query_bias and key_bias, whose difference is the bias, do not allow
     one row of bias for a block of queries; None if they do."""
     query_bias, key_bias = (t.detach() for t in _query_and_key_bias(problem))
-    largest = float(torch.maximum(query_bias.abs().amax(), key_bias.abs().amax()))
-    if not largest <= MAX_MAGNITUDE[at_least_float32(problem.q.dtype)]:
+    largest_magnitude = float(torch.maximum(query_bias.abs().amax(), key_bias.abs().amax()))
+    if not largest_magnitude <= MAX_MAGNITUDES[at_least_float32(problem.q.dtype)]:
         return "its positions or gates span too much for one row of bias per block"
     if _block_size(query_bias) is None:
         return "the bias changes too much between neighbouring queries for one row per block"
@@ -89,8 +89,8 @@ def _block_size(query_bias: Tensor) -> int | None:
     for size, max_change in MAX_CHANGE_BY_BLOCK_SIZE.items():
         num_missing = -query_bias.shape[-1] % size
         blocks = F.pad(query_bias, (0, num_missing), mode="replicate").unflatten(-1, (-1, size))
-        change = blocks.amax(-1) - blocks.amin(-1)
-        if bool((change <= max_change).all()):
+        changes = blocks.amax(-1) - blocks.amin(-1)
+        if bool((changes <= max_change).all()):
             return size
     return None
 
@@ -98,8 +98,8 @@ def _block_size(query_bias: Tensor) -> int | None:
 class BlockPart(NamedTuple):
     """Hold some queries and some keys of a block, with the bias of their scores."""
 
-    rows: slice
-    keys: slice
+    row_slice: slice
+    key_slice: slice
     bias: Tensor
     """Bias of these pairs, (batch, num_heads, rows, keys), -inf for hidden pairs."""
     visible: Tensor | None
@@ -141,7 +141,7 @@ def _block_parts(
 
 
 def _first_key_that_matters(
-    problem: Problem, key_bias: Tensor, start: int, stop: int, negligible: Tensor
+    problem: Problem, key_bias: Tensor, start: int, stop: int, negligible_threshold: Tensor
 ) -> int:
     """Return the index of the first key whose weight may matter to queries [start, stop); 0 if that
     is unknown.
@@ -152,37 +152,40 @@ def _first_key_that_matters(
     Args:
         key_bias: (batch or 1, num_heads, kv_len); the bias of a query and a key is query_bias -
             key_bias.
-        negligible: what `Problem.negligible_threshold` returns, (num_heads,), below 0.
+        negligible_threshold: what `Problem.negligible_threshold` returns, (num_heads,), below 0.
     """
     query_offset = problem.mask_query_offset
     is_exact = problem.mask is not None and problem.mask.exact
     if query_offset is None or not is_exact or not is_readable(key_bias):
         return 0
     # The keys at the positions of these queries.
-    own_start = start + query_offset
-    own_stop = stop + query_offset
-    every_query_has_its_key = own_start >= 0 and own_stop <= key_bias.shape[-1]
+    own_key_start = start + query_offset
+    own_key_stop = stop + query_offset
+    every_query_has_its_key = own_key_start >= 0 and own_key_stop <= key_bias.shape[-1]
     if not every_query_has_its_key:
         return 0
     # The largest key_bias gives the lowest bias of a query and the key at its own position.
-    largest = key_bias[..., own_start:own_stop].amax(-1, keepdim=True)
+    largest_own_bias = key_bias[..., own_key_start:own_key_stop].amax(-1, keepdim=True)
     # A key is dropped if it and all before it are negligible.
-    is_dropped = (largest - key_bias).cummax(-1).values < negligible[:, None]
+    is_dropped = (largest_own_bias - key_bias).cummax(-1).values < negligible_threshold[:, None]
     return int(is_dropped.sum(-1).amin())
 
 
-def _block_part(problem: Problem, bias: Tensor, rows: slice, keys: slice) -> BlockPart:
-    """Return these queries (`rows`) and these keys, with the bias of their scores and the mask.
+def _block_part(problem: Problem, bias: Tensor, row_slice: slice, key_slice: slice) -> BlockPart:
+    """Return these queries (`row_slice`) and these keys, with the bias of their scores and the
+    mask.
 
     bias: of all keys, (batch or 1, num_heads, 1, kv_len).
     """
     batch, num_heads = problem.q.shape[:2]
-    shape = (batch, num_heads, rows.stop - rows.start, keys.stop - keys.start)
-    part_bias = bias[..., keys].expand(shape)
-    visible = problem.restricted_to_keys(keys.start, keys.stop).visible_pairs(rows.start, rows.stop)
+    shape = (batch, num_heads, row_slice.stop - row_slice.start, key_slice.stop - key_slice.start)
+    part_bias = bias[..., key_slice].expand(shape)
+    visible = problem.restricted_to_keys(key_slice.start, key_slice.stop).visibility_mask(
+        row_slice.start, row_slice.stop
+    )
     if visible is not None:
         part_bias = part_bias.masked_fill(~visible, -torch.inf)
-    return BlockPart(rows, keys, part_bias, visible)
+    return BlockPart(row_slice, key_slice, part_bias, visible)
 
 
 class _KeyRowsAttention(torch.autograd.Function):
@@ -205,9 +208,9 @@ class _KeyRowsAttention(torch.autograd.Function):
         for parts in _block_parts(problem, query_bias, key_bias):
             results = []
             for part in parts:
-                some_q = wide_q[:, :, part.rows]
-                some_k = wide_k[:, :, part.keys]
-                some_v = wide_v[:, :, part.keys]
+                some_q = wide_q[:, :, part.row_slice]
+                some_k = wide_k[:, :, part.key_slice]
+                some_v = wide_v[:, :, part.key_slice]
                 results.append(
                     flash.attend(some_q, some_k, some_v, part.bias, problem.scale, part.visible)
                 )
@@ -225,7 +228,7 @@ class _KeyRowsAttention(torch.autograd.Function):
         q, k, v, query_bias, key_bias, out, lse = ctx.saved_tensors
         problem = ctx.problem
         if torch.is_grad_enabled():  # for second derivatives
-            visible = problem.visible_pairs(0, problem.q_len)
+            visible = problem.visibility_mask(0, problem.q_len)
             bias = query_bias[..., :, None] - key_bias[..., None, :]
             bias = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
             return *dense_gradients(
@@ -276,25 +279,25 @@ def _gradients(
     for parts in _block_parts(problem, query_bias, key_bias):
         for part in parts:
             rows = flash.QueryRows(
-                grad=wide_grad[:, :, part.rows],
-                q=wide_q[:, :, part.rows],
-                out=wide_out[:, :, part.rows],
-                lse=lse[:, :, part.rows],
+                grad=wide_grad[:, :, part.row_slice],
+                q=wide_q[:, :, part.row_slice],
+                out=wide_out[:, :, part.row_slice],
+                lse=lse[:, :, part.row_slice],
             )
-            some_k = wide_k[:, :, part.keys]
-            some_v = wide_v[:, :, part.keys]
+            some_k = wide_k[:, :, part.key_slice]
+            some_v = wide_v[:, :, part.key_slice]
             k_and_v = flash.zero_hidden_keys(part.visible, some_k, some_v)
             part_d_q, part_d_k, part_d_v = flash.gradients(rows, k_and_v, part.bias, problem.scale)
-            d_q[:, :, part.rows] += part_d_q
-            d_k[:, :, part.keys] += part_d_k
-            d_v[:, :, part.keys] += part_d_v
-    d_key = (-d_k[..., width] / problem.scale).sum_to_size(key_bias.shape).to(key_bias.dtype)
+            d_q[:, :, part.row_slice] += part_d_q
+            d_k[:, :, part.key_slice] += part_d_k
+            d_v[:, :, part.key_slice] += part_d_v
+    d_key_bias = (-d_k[..., width] / problem.scale).sum_to_size(key_bias.shape).to(key_bias.dtype)
     return (
         sum_head_groups(d_q[..., :width], q),
         sum_head_groups(d_k[..., :width], k),
         sum_head_groups(d_v[..., :v_dim], v),
         torch.zeros_like(query_bias),
-        d_key,
+        d_key_bias,
     )
 
 

@@ -31,7 +31,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 def attend(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
     """Attend from queries [start, stop) to all keys. Return the output (batch, num_heads, stop -
     start, v_dim), and the log-sum-exp (batch, num_heads, stop - start) if needed, else None."""
-    visible = problem.visible_pairs(start, stop)
+    visible = problem.visibility_mask(start, stop)
     # An exact mask is causality and a window, which hide tokens only. Another mask may hide
     # padding, which may be NaN, and its weight 0 times NaN would be NaN.
     if visible is not None and problem.mask is not None and not problem.mask.exact:
@@ -60,7 +60,7 @@ def weights_and_lse(
         problem.mask_scores_in_place(scores, start, stop)
     elif visible is not None:
         scores = scores.masked_fill(~visible, -torch.inf)
-    sees_no_key = _queries_without_keys(scores)
+    sees_no_key = _sees_no_key(scores)
     if sees_no_key is None:
         return scores.softmax(-1), scores.logsumexp(-1) if problem.needs_lse else None
     # A softmax over -inf only would be NaN, and so would its gradient.
@@ -71,7 +71,7 @@ def weights_and_lse(
     return scores.softmax(-1).masked_fill(sees_no_key, 0), lse
 
 
-def _queries_without_keys(scores: Tensor) -> Tensor | None:
+def _sees_no_key(scores: Tensor) -> Tensor | None:
     """Return True for queries that see no key, (..., rows, 1), from masked scores; None if all
     queries are known to see one, or if there are no keys at all.
 

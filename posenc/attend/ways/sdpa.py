@@ -14,22 +14,22 @@ from posenc.attend.ways import blocks, flash, key_rows, strips, strips_backward
 from posenc.attend.ways.second_derivatives import make_twice_differentiable
 from posenc.encodings.numerics.precision import without_autocast
 
-NEAR_ROWS = 1024
+NEAR_ROWS_PER_CALL = 1024
 """Number of queries that attend to near keys at a time, in the form "near and far"."""
-MASKED_ROWS = 256
+MASKED_ROWS_PER_CALL = 256
 """Number of queries per call of the form "plain" if a mask is materialized for them."""
 # Arrays of the size of q, in float32 whatever the dtype of q, that the form "near and far" holds at
 # its peak. Their sum was chosen to fit what tests/attend/test_near_and_far.py measures, in float32
 # with heads of 16 channels.
-NEAR_ARRAYS = 4
+NUM_NEAR_ARRAYS = 4
 """Number of arrays as large as q in float32 that the form "near and far" needs for near keys,
 however many near keys there are."""
-NEAR_ARRAYS_PER_KEY = 4.5
+NUM_NEAR_ARRAYS_PER_KEY = 4.5
 """Number of further such arrays for near keys, to be multiplied by the number of near keys and
 divided by the width of q's heads."""
-FAR_ARRAYS_TRAINING = 12
+NUM_FAR_ARRAYS_TRAINING = 12
 """Number of such arrays that the form "near and far" needs for far keys, with gradients."""
-FAR_ARRAYS = 2
+NUM_FAR_ARRAYS = 2
 """Number of such arrays that the form "near and far" needs for far keys, without gradients."""
 
 
@@ -50,14 +50,15 @@ def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
 
 
 def _attend_without_term(problem: Problem) -> Tensor:
-    """Attend without a term, in one call of torch's kernel or in calls of MASKED_ROWS queries."""
+    """Attend without a term, in one call of torch's kernel or in calls of MASKED_ROWS_PER_CALL
+    queries."""
     all_visible = problem.keys_visible_to_all(0, problem.q_len) == (0, problem.kv_len)
     needs_no_mask = all_visible or problem.is_causal_by_index
     if needs_no_mask or _needs_whole_mask(problem):
         return _call_kernel(problem, 0, problem.q_len)
     outs = []
-    for start in range(0, problem.q_len, MASKED_ROWS):
-        stop = min(start + MASKED_ROWS, problem.q_len)
+    for start in range(0, problem.q_len, MASKED_ROWS_PER_CALL):
+        stop = min(start + MASKED_ROWS_PER_CALL, problem.q_len)
         kv_start, kv_stop = problem.keys_maybe_visible(start, stop)
         outs.append(_call_kernel(problem.restricted_to_keys(kv_start, kv_stop), start, stop))
     return torch.cat(outs, dim=2)
@@ -82,8 +83,8 @@ def _row_bytes(problem: Problem) -> int:
     """Return the bytes that the form "row" needs: the bias of all queries, and what the term needs
     to compute it."""
     assert problem.term is not None
-    multiples_of_scores = 1 + problem.term.extra_score_arrays(False)
-    return int(multiples_of_scores * problem.scores_bytes(problem.q_len))
+    multiple_of_scores = 1 + problem.term.extra_score_arrays(False)
+    return int(multiple_of_scores * problem.scores_bytes(problem.q_len))
 
 
 def _strips_bytes(problem: Problem) -> int:
@@ -104,15 +105,17 @@ def _strips_bytes(problem: Problem) -> int:
 
 def _near_and_far_bytes(problem: Problem) -> int:
     """Return the bytes that the form "near and far" needs: arrays of the size of q in float32 for
-    near keys, which grow with `far_from`, for NEAR_ROWS queries at a time, and the results for far
-    keys."""
+    near keys, which grow with `far_from`, for NEAR_ROWS_PER_CALL queries at a time, and the results
+    for far keys."""
     assert problem.term is not None and problem.term.far_from is not None
     near_multiple_of_q = (
-        NEAR_ARRAYS + NEAR_ARRAYS_PER_KEY * problem.term.far_from / problem.q.shape[-1]
+        NUM_NEAR_ARRAYS + NUM_NEAR_ARRAYS_PER_KEY * problem.term.far_from / problem.q.shape[-1]
     )
-    far_multiple_of_q = FAR_ARRAYS_TRAINING if problem.needs_grad else FAR_ARRAYS
-    multiples_of_q = near_multiple_of_q * min(1, NEAR_ROWS / problem.q_len) + far_multiple_of_q
-    return int(4 * multiples_of_q * problem.q.numel())
+    far_multiple_of_q = NUM_FAR_ARRAYS_TRAINING if problem.needs_grad else NUM_FAR_ARRAYS
+    multiple_of_q = (
+        near_multiple_of_q * min(1, NEAR_ROWS_PER_CALL / problem.q_len) + far_multiple_of_q
+    )
+    return int(4 * multiple_of_q * problem.q.numel())
 
 
 def _key_rows_bytes(problem: Problem) -> int:
@@ -120,12 +123,12 @@ def _key_rows_bytes(problem: Problem) -> int:
     copies each of q, k and v."""
     # A mask is written out for keys that only some queries of a block see, about as many as the
     # block has queries. All others have one row of bias for the whole block.
-    blocks_of_keys = max(1, problem.kv_len // key_rows.BLOCK_ROWS)
-    mask_bytes = problem.scores_bytes(key_rows.BLOCK_ROWS) // blocks_of_keys
-    copied_elements = 0
+    num_key_blocks = max(1, problem.kv_len // key_rows.MAX_BLOCK_ROWS)
+    mask_bytes = problem.scores_bytes(key_rows.MAX_BLOCK_ROWS) // num_key_blocks
+    num_copied_elements = 0
     if problem.needs_grad:
-        copied_elements = 2 * (problem.q.numel() + problem.k.numel() + problem.v.numel())
-    return mask_bytes + _copied_bytes(problem, copied_elements)
+        num_copied_elements = 2 * (problem.q.numel() + problem.k.numel() + problem.v.numel())
+    return mask_bytes + _copied_bytes(problem, num_copied_elements)
 
 
 def _plain_form_bytes(problem: Problem) -> int:
@@ -134,7 +137,9 @@ def _plain_form_bytes(problem: Problem) -> int:
     if problem.mask is None or problem.is_causal_by_index:
         return _copied_bytes(problem, 0)
     element_bytes = problem.q.element_size()
-    num_rows = problem.q_len if _needs_whole_mask(problem) else min(problem.q_len, MASKED_ROWS)
+    num_rows = (
+        problem.q_len if _needs_whole_mask(problem) else min(problem.q_len, MASKED_ROWS_PER_CALL)
+    )
     # A byte for each pair, and the numbers to which torch converts it.
     mask_bytes = len(problem.q) * num_rows * problem.kv_len * (1 + element_bytes)
     # Copies of k and v in which hidden keys are 0.
@@ -142,21 +147,22 @@ def _plain_form_bytes(problem: Problem) -> int:
     return mask_bytes + zeroed_bytes + _copied_bytes(problem, 0)
 
 
-def _copied_bytes(problem: Problem, copied_elements: int) -> int:
+def _copied_bytes(problem: Problem, num_copied_elements: int) -> int:
     """Return the bytes of all copies of q, k and v: those that the form itself makes, padding, and
-    the kernel's own. copied_elements: number of elements that the form itself copies."""
-    elements_of_q_and_k = problem.q.numel() + problem.k.numel()
+    the kernel's own. num_copied_elements: number of elements that the form itself copies."""
+    num_elements_of_q_and_k = problem.q.numel() + problem.k.numel()
     if problem.v.shape[-1] < problem.q.shape[-1]:  # v and the output are padded to q's width
-        copied_elements += elements_of_q_and_k
+        num_copied_elements += num_elements_of_q_and_k
     if problem.needs_grad:
         # The kernel's own copies of q, k and v in the backward pass: as much as was copied before
         # it, or one of each.
-        copied_elements += max(copied_elements, elements_of_q_and_k)
-    return copied_elements * problem.q.element_size()
+        num_copied_elements += max(num_copied_elements, num_elements_of_q_and_k)
+    return num_copied_elements * problem.q.element_size()
 
 
 def _attend_near_and_far(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Attend to far keys by strips, then to near keys by the term, NEAR_ROWS queries at a time.
+    """Attend to far keys by strips, then to near keys by the term, NEAR_ROWS_PER_CALL queries at a
+    time.
 
     Keys at least `far_from` before a query are far. All of them have one vector in the term, which
     adds the same number to all their scores, so that it is added to their log-sum-exp.
@@ -173,20 +179,24 @@ def _attend_near_and_far(problem: Problem) -> tuple[Tensor, Tensor | None]:
     far_out, far_lse = _attend_far_keys(problem, far_from)
 
     def attend(start: int) -> tuple[Tensor, Tensor]:
-        """Return output and log-sum-exp of NEAR_ROWS queries from `start` on, over all keys."""
-        rows = slice(start, start + NEAR_ROWS)
-        keys = slice(max(0, start - far_from + 1), rows.stop)
-        near = attend_near(q[:, :, rows], k[:, :, keys], v[:, :, keys])
-        added_score, added_value = far_terms(q[:, :, rows])
-        far = (far_out[:, :, rows] + added_value, far_lse[:, :, rows] + added_score)
-        return flash.join_attention([near, far])
+        """Return output and log-sum-exp of NEAR_ROWS_PER_CALL queries from `start` on, over all
+        keys."""
+        row_slice = slice(start, start + NEAR_ROWS_PER_CALL)
+        key_slice = slice(max(0, start - far_from + 1), row_slice.stop)
+        near_result = attend_near(q[:, :, row_slice], k[:, :, key_slice], v[:, :, key_slice])
+        added_score, added_value = far_terms(q[:, :, row_slice])
+        far_result = (
+            far_out[:, :, row_slice] + added_value,
+            far_lse[:, :, row_slice] + added_score,
+        )
+        return flash.join_attention([near_result, far_result])
 
     if problem.needs_grad:
         attend = functools.partial(checkpoint, attend, use_reentrant=False)
     outs = []
     lses = []
     with without_autocast(q.device):
-        for start in range(0, problem.q_len, NEAR_ROWS):
+        for start in range(0, problem.q_len, NEAR_ROWS_PER_CALL):
             out, lse = attend(start)
             outs.append(out)
             lses.append(lse)
@@ -217,16 +227,16 @@ def _attend_far_keys(problem: Problem, far_from: int) -> tuple[Tensor, Tensor]:
 
 
 def _needs_whole_mask(problem: Problem) -> bool:
-    """Return True if one mask must be materialized for all queries instead of one for MASKED_ROWS
-    queries at a time: with gradients the backward pass keeps all of it anyway, and a compiled graph
-    must not depend on the length."""
+    """Return True if one mask must be materialized for all queries instead of one for
+    MASKED_ROWS_PER_CALL queries at a time: with gradients the backward pass keeps all of it anyway,
+    and a compiled graph must not depend on the length."""
     return problem.needs_grad or torch.compiler.is_compiling()
 
 
 def _call_kernel(problem: Problem, start: int, stop: int) -> Tensor:
     """Return the output of torch's scaled_dot_product_attention for queries [start, stop)."""
-    causal = problem.is_causal_by_index
-    visible = None if causal else problem.visible_pairs(start, stop)
+    is_causal = problem.is_causal_by_index
+    visible = None if is_causal else problem.visibility_mask(start, stop)
     k, v = flash.zero_hidden_keys(visible, problem.k, problem.v)
     q = problem.q
     if stop - start != q.shape[2]:
@@ -245,7 +255,7 @@ def _call_kernel(problem: Problem, start: int, stop: int) -> Tensor:
         k,
         v,
         attn_mask=mask,
-        is_causal=causal,
+        is_causal=is_causal,
         scale=problem.scale,
         enable_gqa=bool(q.shape[1] != k.shape[1]),  # in a trace, sizes are tensors
     )

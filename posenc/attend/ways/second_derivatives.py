@@ -86,11 +86,11 @@ def dense_gradients(
     """
     q, k, v = inputs[:3]
     dtype = bias.dtype
-    hidden = bias == -torch.inf
+    is_hidden = bias == -torch.inf
     # Least scores instead of -inf: a row without a visible key would have NaN as its gradient.
-    scores = grouped_matmul(q.to(dtype) * scale, k.to(dtype).mT) + bias.masked_fill(hidden, 0)
-    scores = scores.masked_fill(hidden, torch.finfo(dtype).min)
-    weights = scores.softmax(-1).masked_fill(hidden, 0)
+    scores = grouped_matmul(q.to(dtype) * scale, k.to(dtype).mT) + bias.masked_fill(is_hidden, 0)
+    scores = scores.masked_fill(is_hidden, torch.finfo(dtype).min)
+    weights = scores.softmax(-1).masked_fill(is_hidden, 0)
     out = grouped_matmul(weights, v.to(dtype))
     lse = scores.logsumexp(-1)
 
@@ -101,10 +101,10 @@ def dense_gradients(
         if grad is not None:
             results.append(result)
             grads_of_results.append(grad.to(result.dtype))
-    tracked = [t for t in inputs if t.requires_grad]
+    tracked_inputs = [t for t in inputs if t.requires_grad]
     gradients = iter(
         torch.autograd.grad(
-            results, tracked, grads_of_results, create_graph=True, allow_unused=True
+            results, tracked_inputs, grads_of_results, create_graph=True, allow_unused=True
         )
     )
     return [next(gradients) if t.requires_grad else None for t in inputs]

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from posenc.attend.problem import Problem
 from posenc.attend.ways import flash
 from posenc.attend.ways.strips_backward import RowEntries, StripsAttention
-from posenc.attend.ways.strips_forward import Group, HeadPlan, Strip, StripPlan, forward
+from posenc.attend.ways.strips_forward import HeadPlan, Strip, StripGroup, StripPlan, forward
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.numerics.torch_modes import is_readable
 
@@ -94,16 +94,17 @@ def _plan_heads(problem: Problem, row: Tensor, num_negligible: list[int]) -> Str
     plan = []
     kv_head = 0
     for (fewest_left_out, most_left_out), kv_heads_alike in itertools.groupby(left_out_by_kv_head):
-        kv_heads = slice(kv_head, kv_head + len(list(kv_heads_alike)))
-        kv_head = kv_heads.stop
-        q_heads = slice(
-            kv_heads.start * query_heads_per_key_head, kv_heads.stop * query_heads_per_key_head
+        kv_head_slice = slice(kv_head, kv_head + len(list(kv_heads_alike)))
+        kv_head = kv_head_slice.stop
+        q_head_slice = slice(
+            kv_head_slice.start * query_heads_per_key_head,
+            kv_head_slice.stop * query_heads_per_key_head,
         )
         groups = [
-            _plan_group(problem, row[q_heads], begin, fewest_left_out, most_left_out)
+            _plan_group(problem, row[q_head_slice], begin, fewest_left_out, most_left_out)
             for begin in range(0, problem.q_len, GROUP_ROWS)
         ]
-        plan.append(HeadPlan(q_heads, kv_heads, groups))
+        plan.append(HeadPlan(q_head_slice, kv_head_slice, groups))
     return plan
 
 
@@ -112,9 +113,9 @@ def _heads_per_call(problem: Problem, num_heads: int, query_heads_per_key_head: 
     `query_heads_per_key_head`: the number of query heads that share a head of keys."""
     if not problem.needs_grad and problem.kv_len <= GROUP_ROWS:
         return num_heads  # more calls would cost more than they save
-    rows_of_batch = max(1, len(problem.q))
+    num_batch_rows = max(1, len(problem.q))
     # A head of keys for each thread.
-    kv_heads_per_call = -(-torch.get_num_threads() // rows_of_batch)
+    kv_heads_per_call = -(-torch.get_num_threads() // num_batch_rows)
     return query_heads_per_key_head * kv_heads_per_call
 
 
@@ -138,14 +139,14 @@ def _count_negligible_entries(problem: Problem, row: Tensor) -> list[int]:
         return zero_counts
     # Every query has a key for each of the entries q_len - 1 to kv_len - 1. The highest of these is
     # a bias that each query sees at some key.
-    highest = row[:, q_len - 1 : kv_len].amax(-1, keepdim=True)
-    difference = row - highest
+    highest_bias = row[:, q_len - 1 : kv_len].amax(-1, keepdim=True)
+    differences = row - highest_bias
     # exp(-87) is about the least normal number of float32. Hidden keys (-inf) cost no time.
-    has_tiny_weights = (difference.nan_to_num(neginf=0) < -87).any()
+    has_tiny_weights = (differences.nan_to_num(neginf=0) < -87).any()
     if not bool(has_tiny_weights):
         return zero_counts
     # An entry is dropped if it and all before it are negligible.
-    is_dropped = difference.cummax(-1).values < problem.negligible_threshold()[:, None]
+    is_dropped = differences.cummax(-1).values < problem.negligible_threshold()[:, None]
     return is_dropped.sum(-1).tolist()
 
 
@@ -156,8 +157,8 @@ def _count_constant_entries(problem: Problem) -> int:
     is_causal = problem.mask is not None and problem.mask.causal
     if constant_from is None or problem.query_offset is None or not is_causal:
         return 0
-    _, most = problem.visible_distances
-    if most + problem.query_offset < constant_from:  # the mask hides all of them
+    _, greatest_distance = problem.visible_distances
+    if greatest_distance + problem.query_offset < constant_from:  # the mask hides all of them
         return 0
     # Entry 0 is for distance q_len - 1 + query_offset, each further one for a distance less by 1.
     num_constant = max(0, problem.q_len + problem.query_offset - constant_from)
@@ -166,7 +167,7 @@ def _count_constant_entries(problem: Problem) -> int:
 
 def _plan_group(
     problem: Problem, row: Tensor, begin: int, fewest_left_out: int, most_left_out: int
-) -> Group:
+) -> StripGroup:
     """Return the strips of GROUP_ROWS queries from `begin` on, and the keys that all of these
     queries see.
 
@@ -189,11 +190,11 @@ def _plan_group(
     # One key less on both sides, so that each query sees at least one of the remaining keys.
     shared = Strip(begin, end, kv_start + 1 if kv_start else 0, kv_stop - 1)
     if len(strips) == 1 or shared.kv_stop - shared.kv_start < STRIP_ROWS:
-        return Group(strips, None)
+        return StripGroup(strips, None)
     # The bias may hide keys, too: it must show the shared keys and those left out on both sides.
     read_entries = row[:, q_len - end + kv_start : q_len - begin + kv_stop - 1]
-    all_finite = is_readable(read_entries) and bool(read_entries.isfinite().all())
-    return Group(strips, shared if all_finite else None)
+    all_are_finite = is_readable(read_entries) and bool(read_entries.isfinite().all())
+    return StripGroup(strips, shared if all_are_finite else None)
 
 
 def bias_by_falling_distance(problem: Problem) -> Tensor:
@@ -202,9 +203,9 @@ def bias_by_falling_distance(problem: Problem) -> Tensor:
     farthest = problem.q_len - 1
     num_entries = problem.q_len + problem.kv_len - 1
     # Entry e is for distance farthest - e. Entries that the mask hides are not computed.
-    least, most = problem.visible_distances
-    visible_start = min(max(0, farthest - most), num_entries)
-    visible_stop = max(visible_start, min(num_entries, farthest - least + 1))
+    least_distance, greatest_distance = problem.visible_distances
+    visible_start = min(max(0, farthest - greatest_distance), num_entries)
+    visible_stop = max(visible_start, min(num_entries, farthest - least_distance + 1))
     if problem.term is None:
         dtype = at_least_float32(problem.q.dtype)
         row = problem.q.new_zeros(problem.q.shape[1], visible_stop - visible_start, dtype=dtype)

@@ -129,18 +129,18 @@ class SavedForBackward(NamedTuple):
     lse: Tensor
     grad_lse: Tensor | None
 
-    def select_heads(self, heads: slice) -> "SavedForBackward":
+    def select_heads(self, head_slice: slice) -> "SavedForBackward":
         """Return the tensors of these heads only."""
-        return SavedForBackward(*(None if t is None else t[:, heads] for t in self))  # type: ignore[arg-type]
+        return SavedForBackward(*(None if t is None else t[:, head_slice] for t in self))  # type: ignore[arg-type]
 
-    def reversed_rows(self, rows: slice) -> flash.QueryRows:
+    def reversed_rows(self, row_slice: slice) -> flash.QueryRows:
         """Return the tensors of some queries, in reverse order, as `reversed_bias` has their
         bias."""
         return flash.QueryRows(
-            grad=self.grad[:, :, rows].flip(2),
-            q=self.q[:, :, rows].flip(2),
-            out=self.out[:, :, rows].flip(2),
-            lse=self.lse[:, :, rows].flip(2),
+            grad=self.grad[:, :, row_slice].flip(2),
+            q=self.q[:, :, row_slice].flip(2),
+            out=self.out[:, :, row_slice].flip(2),
+            lse=self.lse[:, :, row_slice].flip(2),
         )
 
 
@@ -183,19 +183,19 @@ def _input_gradients(
     d_q = torch.zeros_like(saved.q, dtype=row.dtype)
     d_k = torch.zeros_like(saved.k, dtype=row.dtype)
     d_v = torch.zeros_like(saved.v, dtype=row.dtype)
-    for heads, _, groups in plan:
-        saved_of_heads = saved.select_heads(heads)
+    for head_slice, _, groups in plan:
+        saved_of_heads = saved.select_heads(head_slice)
         parts = [part for group in groups for part in group.all_parts()]
         for part in parts:
-            rows = saved_of_heads.reversed_rows(part.rows())
+            rows = saved_of_heads.reversed_rows(part.row_slice())
             for piece in _split_keys(part):
-                k = saved_of_heads.k[:, :, piece.keys()]
-                v = saved_of_heads.v[:, :, piece.keys()]
-                bias = reversed_bias(row[heads], saved.q.shape[2], piece)
+                k = saved_of_heads.k[:, :, piece.key_slice()]
+                v = saved_of_heads.v[:, :, piece.key_slice()]
+                bias = reversed_bias(row[head_slice], saved.q.shape[2], piece)
                 piece_d_q, piece_d_k, piece_d_v = flash.gradients(rows, (k, v), bias, scale)
-                d_q[:, heads, piece.rows()] += piece_d_q.flip(2)
-                d_k[:, heads, piece.keys()] += piece_d_k
-                d_v[:, heads, piece.keys()] += piece_d_v
+                d_q[:, head_slice, piece.row_slice()] += piece_d_q.flip(2)
+                d_k[:, head_slice, piece.key_slice()] += piece_d_k
+                d_v[:, head_slice, piece.key_slice()] += piece_d_v
                 del piece_d_q, piece_d_k, piece_d_v  # free their memory before the next piece
     return d_q, d_k, d_v
 
@@ -241,11 +241,11 @@ def _sums_along_diagonals(
     most_keys = min(saved.k.shape[2], end - begin + ROWS_AT_ONCE)
     head_bytes = batch * ROWS_AT_ONCE * most_keys * row.element_size()
     heads_at_once = max(1, MAX_SCORES_BYTES // max(1, head_bytes))
-    for heads, _, groups in plan:
+    for head_slice, _, groups in plan:
         strips = [strip for group in groups for strip in group.strips]
-        for first_head in range(heads.start, heads.stop, heads_at_once):
-            head_slice = slice(first_head, min(first_head + heads_at_once, heads.stop))
-            saved_of_heads = saved.select_heads(head_slice)
+        for first_head in range(head_slice.start, head_slice.stop, heads_at_once):
+            slice_of_call = slice(first_head, min(first_head + heads_at_once, head_slice.stop))
+            saved_of_heads = saved.select_heads(slice_of_call)
             for strip in strips:
                 for q_start in range(strip.q_start, strip.q_stop, ROWS_AT_ONCE):
                     q_stop = min(q_start + ROWS_AT_ONCE, strip.q_stop)
@@ -253,12 +253,12 @@ def _sums_along_diagonals(
                     part = part.restrict_to_entries(q_len, begin, end)
                     if part.kv_start >= part.kv_stop:
                         continue
-                    bias = reversed_bias(row[head_slice], q_len, part)
+                    bias = reversed_bias(row[slice_of_call], q_len, part)
                     if begin == 0:
                         d_scores = _complete_score_gradients(saved_of_heads, bias, scale, part)
                     else:
                         d_scores = _partial_score_gradients(saved_of_heads, bias, scale, part)
-                    _add_diagonals(d_scores.sum(0), d_row[head_slice, part.first_entry(q_len) :])
+                    _add_diagonals(d_scores.sum(0), d_row[slice_of_call, part.first_entry(q_len) :])
     return d_row
 
 
@@ -302,7 +302,7 @@ def _complete_score_gradients(
     mean = d_scores.sum(-1, keepdim=True)
     d_scores.addcmul_(weights, mean, value=-1)
     if saved.grad_lse is not None:
-        grad_lse = saved.grad_lse[:, :, strip.rows(), None].flip(2).to(bias.dtype)
+        grad_lse = saved.grad_lse[:, :, strip.row_slice(), None].flip(2).to(bias.dtype)
         d_scores.addcmul_(weights, grad_lse)
     return d_scores
 
@@ -313,9 +313,9 @@ def _scores_and_weight_gradients(
     """Return the tensors of a strip's queries, its scores, and the gradients of its weights. The
     last two are (batch, heads, rows, keys), in the dtype of the bias, with queries in reverse
     order."""
-    rows = flash.QueryRows(*(t.to(bias.dtype) for t in saved.reversed_rows(strip.rows())))
-    k = saved.k[:, :, strip.keys()].to(bias.dtype)
-    v = saved.v[:, :, strip.keys()].to(bias.dtype)
+    rows = flash.QueryRows(*(t.to(bias.dtype) for t in saved.reversed_rows(strip.row_slice())))
+    k = saved.k[:, :, strip.key_slice()].to(bias.dtype)
+    v = saved.v[:, :, strip.key_slice()].to(bias.dtype)
     scores = ((rows.q * scale) @ k.mT).add_(bias)
     return rows, scores, rows.grad @ v.mT
 

@@ -35,11 +35,11 @@ class Strip(NamedTuple):
 
     # Methods, not properties, which torch.compile does not trace on named tuples up to torch 2.6.
 
-    def rows(self) -> slice:
+    def row_slice(self) -> slice:
         """Return the slice of the strip's queries."""
         return slice(self.q_start, self.q_stop)
 
-    def keys(self) -> slice:
+    def key_slice(self) -> slice:
         """Return the slice of the strip's keys."""
         return slice(self.kv_start, self.kv_stop)
 
@@ -59,7 +59,7 @@ class Strip(NamedTuple):
         )
 
 
-class Group(NamedTuple):
+class StripGroup(NamedTuple):
     """Hold the strips of consecutive queries. `shared`: these queries with the keys that all of
     them see; None if the keys are too few to attend to in one call."""
 
@@ -85,12 +85,12 @@ class Group(NamedTuple):
 
 
 class HeadPlan(NamedTuple):
-    """Say how the heads `q_heads`, which share the heads `kv_heads` of keys, attend: in which
-    groups of queries."""
+    """Say how the heads `q_head_slice`, which share the heads `kv_head_slice` of keys, attend: in
+    which groups of queries."""
 
-    q_heads: slice
-    kv_heads: slice
-    groups: list[Group]
+    q_head_slice: slice
+    kv_head_slice: slice
+    groups: list[StripGroup]
 
 
 StripPlan = list[HeadPlan]
@@ -122,18 +122,18 @@ def forward(
     if strip is not None:
         bias = reversed_bias(row, q_len, strip)
         if bias.numel() * bias.element_size() <= MAX_MATERIALIZED_BIAS_BYTES:
-            keys = strip.keys()
-            out, lse = flash.attend(q, k[:, :, keys], v[:, :, keys], bias.flip(2), scale)
+            key_slice = strip.key_slice()
+            out, lse = flash.attend(q, k[:, :, key_slice], v[:, :, key_slice], bias.flip(2), scale)
             return out[..., :v_dim], lse
 
     # Store heads within tokens, so that joining heads later needs no copy.
     out = q.new_zeros(len(q), q_len, q.shape[1], q.shape[3]).transpose(1, 2)
     lse = row.new_zeros(q.shape[:3])
-    for q_heads, kv_heads, groups in plan:
-        attention = _HeadAttention(
-            q[:, q_heads], k[:, kv_heads], v[:, kv_heads], row[q_heads], scale
+    for q_head_slice, kv_head_slice, groups in plan:
+        head_attention = _HeadAttention(
+            q[:, q_head_slice], k[:, kv_head_slice], v[:, kv_head_slice], row[q_head_slice], scale
         )
-        attention.attend_groups_into(groups, out[:, q_heads], lse[:, q_heads])
+        head_attention.attend_groups_into(groups, out[:, q_head_slice], lse[:, q_head_slice])
     return out[..., :v_dim], lse
 
 
@@ -155,28 +155,28 @@ class _HeadAttention(NamedTuple):
     row: Tensor
     scale: float
 
-    def attend_groups_into(self, groups: list[Group], out: Tensor, lse: Tensor) -> None:
+    def attend_groups_into(self, groups: list[StripGroup], out: Tensor, lse: Tensor) -> None:
         """Attend by groups of strips, and write the results, output (batch, heads, q_len, width)
         and log-sum-exp (batch, heads, q_len), into `out` and `lse`."""
         for group in groups:
             for strip in group.strips:
-                rows = strip.rows()
+                row_slice = strip.row_slice()
                 near_results = [self._attend(part) for part in group.near_parts(strip)]
-                out[:, :, rows], lse[:, :, rows] = flash.join_attention(near_results)
+                out[:, :, row_slice], lse[:, :, row_slice] = flash.join_attention(near_results)
             if group.shared is not None:
-                rows = group.shared.rows()
-                near_result = (out[:, :, rows], lse[:, :, rows])
+                row_slice = group.shared.row_slice()
+                near_result = (out[:, :, row_slice], lse[:, :, row_slice])
                 shared_result = self._attend(group.shared)
-                out[:, :, rows], lse[:, :, rows] = flash.join_attention(
+                out[:, :, row_slice], lse[:, :, row_slice] = flash.join_attention(
                     [near_result, shared_result]
                 )
 
     def _attend(self, strip: Strip) -> tuple[Tensor, Tensor]:
         """Return the output of the strip's queries over its keys, (batch, heads, rows, width), and
         the log-sum-exp."""
-        queries = self.q[:, :, strip.rows()].flip(2)  # reversed, as the bias is
-        k = self.k[:, :, strip.keys()]
-        v = self.v[:, :, strip.keys()]
+        queries = self.q[:, :, strip.row_slice()].flip(2)  # reversed, as the bias is
+        k = self.k[:, :, strip.key_slice()]
+        v = self.v[:, :, strip.key_slice()]
         bias = reversed_bias(self.row, self.q.shape[2], strip)
         out, lse = flash.attend(queries, k, v, bias, self.scale)
         return out.flip(2), lse.flip(2)
