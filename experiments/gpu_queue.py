@@ -136,7 +136,7 @@ def checks(name: str, dry: bool, device: str) -> list[dict[str, Any]]:
         torch._dynamo.config.recompile_limit = 64
     lengths = (17,) if dry else (129, 1100, 1024) if name in BY_DISTANCE else (129, 1100)
     dtypes = ("float32", "bfloat16") if dry else ("float32", "bfloat16", "float16")
-    return list(device_check.check_encodings(device, lengths, dtypes, 1e9, [name]))
+    return list(device_check.rows_of_checks(device, lengths, dtypes, 1e9, [name]))
 
 
 def encoding_of(name: str, length: int, heads: int, width: int, device: str) -> tuple[Any, str]:

@@ -325,7 +325,7 @@ def test_every_option_with_choices_is_misspelt_here():
     for command in cli.COMMANDS.keys() - {"report"}:  # that folder is shared by all commands
         for path in (home / command).rglob("*.py"):
             code = path.read_text("utf-8")
-            names = re.findall(r'check_choice\(\s*"(--[a-z-]+)"', code)
+            names = re.findall(r'require_choice\(\s*"(--[a-z-]+)"', code)
             by_hand = r'Error\(\s*f?"[^"]*--[a-z-]+ must be [a-z]+(?:, [a-z]+)* or '
             assert not re.findall(by_hand, code), path
             checked |= {(command, name) for name in names}

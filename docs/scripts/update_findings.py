@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from update_numbers import change, published_pairs, rows, studies, trained
 
 from posenc.compare.judge.context_use import context_gains
-from posenc.compare.judge.near_far import best_first, standings
+from posenc.compare.judge.near_far import encodings_best_first, standings
 from posenc.compare.judge.standing import Standing
 from posenc.compare.judge.summary import summarise
 from posenc.compare.page import figures
@@ -97,14 +97,14 @@ def above_the_best(found: Standing) -> list[Dot]:
 
 def extrapolation() -> Drawn:
     found = text()
-    styles = line_styles(best_first(found))
+    styles = line_styles(encodings_best_first(found))
     chart = figures.chart_by_length(found, styles)
     return chart.figure, f"Bits per byte by test length. {describe_curve_ends(chart.data)}"
 
 
 def context() -> Drawn:
     study = text()
-    gains = {name: context_gains(study, name) for name in best_first(study)}
+    gains = {name: context_gains(study, name) for name in encodings_best_first(study)}
     found = [Dot(name, gain) for name, each in gains.items() if each for gain in each[1]]
     label = "bits per byte that 1,024 instead of 128 bytes of context save"
     return dots(label, found, line=0, ticks=(-1, -0.1, -0.01, -0.001, 0, 0.001))

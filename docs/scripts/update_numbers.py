@@ -25,7 +25,7 @@ from agreement import (
     sign_agreement,
 )
 
-from posenc.compare.judge.answer import limits
+from posenc.compare.judge.answer import limits_in_words
 from posenc.compare.judge.context_use import context_gains
 from posenc.compare.judge.sentences import join_names
 from posenc.compare.judge.standing import (
@@ -238,7 +238,7 @@ def same_order(study: str, other: str, length: str) -> str:
 
 def cannot_say(study: str) -> str:
     """What the study cannot say, as `posenc leaderboard` prints it."""
-    return limits(studies()[study])
+    return limits_in_words(studies()[study])
 
 
 @cache

@@ -28,7 +28,7 @@ RotationFunction = Callable[[Tensor, Tensor], Sequence[Tensor]]
 """A function of q and k, each (batch, heads, len, head_dim), that returns both rotated."""
 NUM_CHECKED_ROWS = 64
 """Queries, the last ones, that are compared with the reference before a call is timed: chosen."""
-VOCABULARY = 512
+VOCABULARY_SIZE = 512
 """Size of the vocabulary of all models, with tokens drawn at random: chosen."""
 
 
@@ -40,30 +40,30 @@ def attention_calls(case: Case) -> dict[str, Call]:
     """
     inputs = random_q_k_v(case)
     grad = torch.randn_like(inputs[0])
-    functions: dict[str, Callable[..., Any]] = {"SDPA": _sdpa_function(case)}
-    weights: dict[str, list[Tensor]] = {}
+    attend_by_run: dict[str, Callable[..., Any]] = {"SDPA": _sdpa_function(case)}
+    weights_by_run: dict[str, list[Tensor]] = {}
     for run in case.runs:
         name, _, variant = run.partition(", ")
         encoding = build_encoding(name, case)
-        functions[run] = _attention_function(case, encoding, variant)
-        weights[run] = [w for w in encoding.parameters() if w.requires_grad]
+        attend_by_run[run] = _attention_function(case, encoding, variant)
+        weights_by_run[run] = [w for w in encoding.parameters() if w.requires_grad]
         with torch.no_grad():
             # Only a few rows: the reference holds all scores of its rows at once.
-            last_rows = slice(-min(NUM_CHECKED_ROWS, case.q_len), None)
+            last_row_slice = slice(-min(NUM_CHECKED_ROWS, case.q_len), None)
             q, k, v = inputs
-            result = functions[run](q, k, v)
-            expected = _attention_function(case, encoding, "reference", last_rows)(q, k, v)
+            result = attend_by_run[run](q, k, v)
+            expected = _attention_function(case, encoding, "reference", last_row_slice)(q, k, v)
             # float32 differs only by the order of sums; the bounds are chosen.
             is_float32 = case.dtype == "float32"
             torch.testing.assert_close(
-                result[:, :, last_rows],
+                result[:, :, last_row_slice],
                 expected,
                 rtol=1e-3 if is_float32 else 0.1,
                 atol=1e-4 if is_float32 else 0.05,
             )
     return {
-        run: _timed_call(attend, inputs, weights.get(run, []), (grad,), case.backward)
-        for run, attend in functions.items()
+        run: _timed_call(attend, inputs, weights_by_run.get(run, []), (grad,), case.backward)
+        for run, attend in attend_by_run.items()
     }
 
 
@@ -73,17 +73,17 @@ def layer_calls(case: Case) -> dict[str, Call]:
     x = torch.randn(case.batch, case.q_len, case.width)
     head_counts = (case.heads, case.kv_heads, case.kv_heads)
     input_projections = [
-        nn.Linear(case.width, heads * case.head_dim, bias=False) for heads in head_counts
+        nn.Linear(case.width, num_heads * case.head_dim, bias=False) for num_heads in head_counts
     ]
     output_projection = nn.Linear(case.width, case.width, bias=False)
-    attention = _sdpa_function(case)
+    attend = _sdpa_function(case)
 
     def call_without_positions() -> Tensor:
         q, k, v = (
             project(x).unflatten(-1, (-1, case.head_dim)).transpose(1, 2)
             for project in input_projections
         )
-        return output_projection(attention(q, k, v).transpose(1, 2).flatten(-2))
+        return output_projection(attend(q, k, v).transpose(1, 2).flatten(-2))
 
     def call_with_encoding(name: str) -> Call:
         layer = Attention(
@@ -104,26 +104,33 @@ def rotation_calls(case: Case) -> dict[str, Call]:
     """
     # Transposed, so that they lie in memory as after projections.
     q, k = (
-        _random_tensor(case, case.batch, case.q_len, heads, case.head_dim).transpose(1, 2)
-        for heads in (case.heads, case.kv_heads)
+        _random_tensor(case, case.batch, case.q_len, num_heads, case.head_dim).transpose(1, 2)
+        for num_heads in (case.heads, case.kv_heads)
     )
-    functions: dict[str, RotationFunction] = {"clone": lambda q, k: (q.clone(), k.clone())}
+    rotate_by_run: dict[str, RotationFunction] = {"clone": lambda q, k: (q.clone(), k.clone())}
     for run in case.runs:
-        layout, _, same_positions = run.partition(", ")
-        functions[run] = _rotation_function(case, layout == "interleaved", bool(same_positions))
+        layout, _, same_positions_suffix = run.partition(", ")
+        rotate_by_run[run] = _rotation_function(
+            case, layout == "interleaved", bool(same_positions_suffix)
+        )
     if not case.device and importlib.util.find_spec("transformers") is not None:
-        theirs = _transformers_rotation(case)
-        ours = _rotation_function(case, False, True)
-        largest_error = (theirs(q, k)[0].float() - ours(q, k)[0].float()).abs().max().item()
+        rotate_by_transformers = _transformers_rotation(case)
+        rotate_by_posenc = _rotation_function(case, False, True)
+        largest_error = (
+            (rotate_by_transformers(q, k)[0].float() - rotate_by_posenc(q, k)[0].float())
+            .abs()
+            .max()
+            .item()
+        )
         # Its float32 angles are off by 1e-3 at 16k, and it rounds every product to bfloat16.
         if largest_error < (2e-2 if case.dtype == "float32" else 0.15):
-            functions["transformers"] = theirs
+            rotate_by_run["transformers"] = rotate_by_transformers
         else:
             print(f"bench: transformers is left out: off by {largest_error:.2g}", file=sys.stderr)
     # q and k also serve as gradients of the results, which have their shapes.
     return {
         run: _timed_call(rotate, (q, k), [], (q, k), case.backward)
-        for run, rotate in functions.items()
+        for run, rotate in rotate_by_run.items()
     }
 
 
@@ -133,14 +140,14 @@ def decode_calls(case: Case) -> dict[str, Call]:
 
     Each call adds its token to the cache: a few more than the thousands that are there already.
     """
-    prompt = torch.randint(VOCABULARY, (case.batch, case.num_keys))
+    prompt = torch.randint(VOCABULARY_SIZE, (case.batch, case.num_keys))
     token = prompt[:, :1]
 
-    def make_llama_call(attention: str) -> Call:
+    def make_llama_call(attention_impl: str) -> Call:
         """Return a call of transformers' Llama with "sdpa" or "eager" attention."""
         from transformers import DynamicCache
 
-        model = _build_llama(case, attention).eval()
+        model = _build_llama(case, attention_impl).eval()
         cache: dict[str, Any] = {str(cache_argument_name(model)): DynamicCache()}
         model(prompt, **cache, logits_to_keep=1)
         return lambda: model(token, **cache)
@@ -164,7 +171,7 @@ def training_calls(case: Case) -> dict[str, Call]:
     If the case is in "bfloat16", posenc's models run under autocast, and Llama only in the run
     "Llama, bfloat16".
     """
-    autocast = case.dtype == "bfloat16"
+    uses_autocast = case.dtype == "bfloat16"
 
     def make_llama_step(variant: str) -> Call:
         """Return a step of Llama. variant: "sdpa", "eager", or "bfloat16": sdpa with autocast."""
@@ -175,7 +182,7 @@ def training_calls(case: Case) -> dict[str, Call]:
     def make_decoder_step(name: str) -> Call:
         """Return a step of posenc's decoder with the encoding `name`."""
         model = _build_decoder(case, name)
-        return _training_step(case, model, model, autocast)
+        return _training_step(case, model, model, uses_autocast)
 
     return _calls_of_runs(case, make_llama_step, make_decoder_step)
 
@@ -184,8 +191,8 @@ def attach_calls(case: Case) -> dict[str, Call]:
     """Return, by the name of each run, a call of transformers' Llama, plain ("stock") or with an
     encoding attached: a forward pass or, if the case has `backward`, also the gradients of all
     weights."""
-    tokens = torch.randint(VOCABULARY, (case.batch, case.q_len))
-    stock = _build_llama(case, "sdpa")
+    tokens = torch.randint(VOCABULARY_SIZE, (case.batch, case.q_len))
+    stock_model = _build_llama(case, "sdpa")
 
     def make_call(model: Any) -> Call:
         """Return the call of a model that the case times: `step` if it has `backward`, or
@@ -201,9 +208,9 @@ def attach_calls(case: Case) -> dict[str, Call]:
 
         return step if case.backward else forward
 
-    calls = {"stock": make_call(stock)}
+    calls = {"stock": make_call(stock_model)}
     for name in case.runs:
-        model = copy.deepcopy(stock)
+        model = copy.deepcopy(stock_model)
         attach(model, create(name, shape_of(model)))
         calls[name] = make_call(model)
     return calls
@@ -232,20 +239,20 @@ def _transformers_rotation(case: Case) -> RotationFunction:
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
     config = LlamaConfig(hidden_size=case.head_dim, num_attention_heads=1)
-    tables = LlamaRotaryEmbedding(config)
+    rotary_embedding = LlamaRotaryEmbedding(config)
     positions = torch.arange(case.q_len)[None]
-    return lambda q, k: apply_rotary_pos_emb(q, k, *tables(q, positions))
+    return lambda q, k: apply_rotary_pos_emb(q, k, *rotary_embedding(q, positions))
 
 
 def _attention_function(
-    case: Case, encoding: PositionEncoding, variant: str, queries: slice | None = None
+    case: Case, encoding: PositionEncoding, variant: str, query_slice: slice | None = None
 ) -> Callable[..., Any]:
     """Return a function of q, k and v, each (batch, heads, len, head_dim): causal attention of the
     last q_len tokens to all.
 
     variant: "prepared" for an encoding that was prepared before the calls, the name of an
         implementation, or "" for the one that posenc chooses.
-    queries: which tokens of q attend, as a slice; None for all.
+    query_slice: which tokens of q attend, as a slice; None for all.
     """
     positions = range(case.num_keys)
     torch.manual_seed(0)  # the reference gets the same state
@@ -253,18 +260,18 @@ def _attention_function(
         torch.randn(case.batch, case.num_keys, case.width), torch.arange(case.num_keys)
     )
     state = None if state is None else state.detach()
-    rows_of_q = slice(None) if queries is None else queries
-    tokens_of_q = slice(case.num_keys - case.q_len, None) if queries is None else queries
+    q_row_slice = slice(None) if query_slice is None else query_slice
+    q_token_slice = slice(case.num_keys - case.q_len, None) if query_slice is None else query_slice
     prepared = encoding.prepare(positions) if variant == "prepared" else None
-    q_state = None if state is None else state[:, :, tokens_of_q]
+    q_state = None if state is None else state[:, :, q_token_slice]
     options: dict[str, Any] = {"q_state": q_state, "kv_state": state, "mask": masks.causal}
     options |= {
-        "q_positions": positions[tokens_of_q],
+        "q_positions": positions[q_token_slice],
         "kv_positions": positions,
         "prepared": prepared,
     }
     impl = "auto" if variant in ("", "prepared") else variant
-    return lambda q, k, v: attention(q[:, :, rows_of_q], k, v, encoding, impl=impl, **options)
+    return lambda q, k, v: attention(q[:, :, q_row_slice], k, v, encoding, impl=impl, **options)
 
 
 def _sdpa_function(case: Case) -> Callable[..., Tensor]:
@@ -278,22 +285,26 @@ def _sdpa_function(case: Case) -> Callable[..., Tensor]:
 
 
 def _timed_call(
-    run: Callable[..., Any],
+    function: Callable[..., Any],
     inputs: Sequence[Tensor],
     weights: Sequence[Tensor],
     grads: Sequence[Tensor],
-    backward: bool,
+    runs_backward: bool,
 ) -> Call:
-    """Return a call of `run` on these inputs. With `backward` it also computes the gradients of
-    inputs and weights, and drops them."""
-    if not backward:
-        return torch.no_grad()(lambda: run(*inputs))
+    """Return a call of `function` on these inputs. With `runs_backward` it also computes the
+    gradients of inputs and weights, and drops them."""
+    if not runs_backward:
+        return torch.no_grad()(lambda: function(*inputs))
 
     def call() -> None:
         # Detached anew, so that no call sees the graph of another.
         leaves = [t.detach().requires_grad_() for t in inputs]
-        result = run(*leaves)
-        results = [result] if isinstance(result, Tensor) else list(result)
+        one_or_more_results = function(*leaves)
+        results = (
+            [one_or_more_results]
+            if isinstance(one_or_more_results, Tensor)
+            else list(one_or_more_results)
+        )
         # allow_unused: not every weight of an encoding takes part in every call.
         torch.autograd.grad(results, [*leaves, *weights], grads, allow_unused=True)
 
@@ -305,19 +316,22 @@ def build_encoding(name: str, case: Case) -> PositionEncoding:
     case."""
     torch.manual_seed(0)
     shape = ModelShape(case.width, case.heads, case.kv_heads, case.head_dim, case.num_keys)
-    one_layer = encoding_of_all_layers(create(name, shape), num_layers=1)
-    return one_layer.for_layer(0).to(case.device or "cpu")
+    encoding_of_model = encoding_of_all_layers(create(name, shape), num_layers=1)
+    return encoding_of_model.for_layer(0).to(case.device or "cpu")
 
 
 def random_q_k_v(case: Case) -> tuple[Tensor, ...]:
     """Return random q, k and v, (batch, heads, len, head_dim), the same in every call."""
-    sizes = (
+    heads_and_lengths = (
         (case.heads, case.q_len),
         (case.kv_heads, case.num_keys),
         (case.kv_heads, case.num_keys),
     )
     torch.manual_seed(0)
-    return tuple(_random_tensor(case, case.batch, *size, case.head_dim) for size in sizes)
+    return tuple(
+        _random_tensor(case, case.batch, *heads_and_length, case.head_dim)
+        for heads_and_length in heads_and_lengths
+    )
 
 
 def _random_tensor(case: Case, *shape: int) -> Tensor:
@@ -344,20 +358,22 @@ def _calls_of_runs(
 
 
 def _training_step(
-    case: Case, model: nn.Module, compute_logits: Callable[[Tensor], Tensor], autocast: bool
+    case: Case, model: nn.Module, compute_logits: Callable[[Tensor], Tensor], uses_autocast: bool
 ) -> Call:
     """Return a call that trains a model for one step, on the same random tokens each time.
 
     compute_logits: function of tokens (batch, len) that runs the model, to (batch, len, vocab).
-    autocast: run it under bfloat16 autocast.
+    uses_autocast: run it under bfloat16 autocast.
     """
-    tokens = torch.randint(VOCABULARY, (case.batch, case.q_len + 1))
+    tokens = torch.randint(VOCABULARY_SIZE, (case.batch, case.q_len + 1))
     # The values of learning rate and clipping do not change how long a step takes.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
-        precision = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
-        with precision:
+        autocast_context = (
+            torch.autocast("cpu", torch.bfloat16) if uses_autocast else contextlib.nullcontext()
+        )
+        with autocast_context:
             logits = compute_logits(tokens[:, :-1])
         F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -370,23 +386,23 @@ def _training_step(
 def _build_decoder(case: Case, name: str) -> Decoder:
     """Return posenc's decoder with the encoding `name` in the sizes of the case."""
     config = DecoderConfig(
-        VOCABULARY, case.width, case.layers, case.heads, case.kv_heads, ffn_dim=case.ffn_dim
+        VOCABULARY_SIZE, case.width, case.layers, case.heads, case.kv_heads, ffn_dim=case.ffn_dim
     )
     return Decoder(config, create(name, config.shape(train_length=case.num_keys)))
 
 
-def _build_llama(case: Case, attention: str) -> Any:
-    """Return transformers' Llama in the sizes of the case. attention: "sdpa" or "eager"."""
+def _build_llama(case: Case, attention_impl: str) -> Any:
+    """Return transformers' Llama in the sizes of the case. attention_impl: "sdpa" or "eager"."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
+        "vocab_size": VOCABULARY_SIZE,
         "hidden_size": case.width,
         "intermediate_size": case.ffn_dim,
         "num_hidden_layers": case.layers,
         "num_attention_heads": case.heads,
         "num_key_value_heads": case.kv_heads,
         "max_position_embeddings": 2 * case.num_keys,
-        "attn_implementation": attention,
+        "attn_implementation": attention_impl,
     }
     return LlamaForCausalLM(LlamaConfig(**sizes))

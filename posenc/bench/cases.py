@@ -89,7 +89,7 @@ class Case:
         return ", ".join(words)
 
     @property
-    def layer_weights(self) -> int:
+    def num_layer_weights(self) -> int:
         """Return the number of weights of all layers of one model."""
         ffn_dim = 0 if self.group == "layer" else self.ffn_dim
         return self.layers * (4 * self.width**2 + 3 * self.width * ffn_dim)
@@ -99,20 +99,20 @@ class Case:
         num_tokens = self.batch * self.q_len
         if self.group == "rotation":
             # Forty operations for each channel of queries and keys: chosen, not derived.
-            count = 40 * num_tokens * (self.heads + self.kv_heads) * self.head_dim
+            num_operations = 40 * num_tokens * (self.heads + self.kv_heads) * self.head_dim
         else:
             # Two products, q k^T and weights v, each with a multiplication and an addition for
             # every pair and channel. A causal mask hides half of the pairs where q and k are as
             # long.
             num_pairs = num_tokens * self.num_keys // (2 if self.num_keys == self.q_len else 1)
-            count = (
+            num_operations = (
                 4 * num_pairs * self.width * max(self.layers, 1)
-                + 2 * num_tokens * self.layer_weights
+                + 2 * num_tokens * self.num_layer_weights
             )
         # Gradients of both factors of each product take two more products.
-        return count * (3 if self.backward else 1)
+        return num_operations * (3 if self.backward else 1)
 
-    def round_seconds(self, threads: int, speed: float = 3e10) -> float:
+    def round_seconds(self, num_threads: int, speed: float = 3e10) -> float:
         """Return an estimate of the seconds of a round of all runs.
 
         speed: operations a second, per thread; the default is chosen, not derived.
@@ -121,7 +121,7 @@ class Case:
         relative_cost = sum(
             4 if run.partition(",")[0] in CONTENT_ENCODINGS else 1.3 for run in self.runs
         )
-        return self.flops() * (relative_cost + len(self.baselines)) / (speed * threads)
+        return self.flops() * (relative_cost + len(self.baselines)) / (speed * num_threads)
 
     def min_bytes(self) -> int:
         """Return the bytes of inputs, outputs and weights, an estimate of the least memory that
@@ -133,7 +133,9 @@ class Case:
         num_bytes = (
             5 * bytes_per_number * num_tokens * max(self.heads, self.kv_heads) * self.head_dim
         )
-        num_bytes += bytes_per_number * self.layer_weights * (len(self.runs) + len(self.baselines))
+        num_bytes += (
+            bytes_per_number * self.num_layer_weights * (len(self.runs) + len(self.baselines))
+        )
         # These project the vectors of relative positions by a weight of their own.
         num_projecting = sum(run.startswith(("transformer_xl", "deberta")) for run in self.runs)
         return num_bytes + bytes_per_number * num_projecting * self.width**2
@@ -147,7 +149,7 @@ def select_cases(
     head_dim: int | None = None,
 ) -> list[Case]:
     """Return the cases of these groups, with the given sizes instead of their own."""
-    cases: dict[Case, Case] = {}  # by all but their runs, so that none comes twice
+    case_by_sizes: dict[Case, Case] = {}  # by all but their runs, so that none comes twice
     for case in CASES:
         if case.group not in groups:
             continue
@@ -157,8 +159,8 @@ def select_cases(
                 sized_case = replace(sized_case, kv_len=length)
             elif length:
                 sized_case = replace(sized_case, q_len=length)
-            cases.setdefault(replace(sized_case, runs=()), sized_case)
-    return list(cases.values())
+            case_by_sizes.setdefault(replace(sized_case, runs=()), sized_case)
+    return list(case_by_sizes.values())
 
 
 def _with_sizes(case: Case, heads: int | None, kv_heads: int | None, head_dim: int | None) -> Case:
@@ -180,24 +182,29 @@ def device_cases(device: str, lengths: Sequence[int], heads: int, dtype: str) ->
     compiled again at a later length is seen. FlexAttention has no backward pass on the CPU."""
     impls = ("blocks",) if device == "cpu" else ("flex", "blocks")
     runs = tuple(f"{name}, {impl}" for name in ("alibi", "t5") for impl in impls)
-    sizes: dict[str, Any] = {"heads": heads, "kv_heads": heads, "dtype": dtype, "device": device}
-    rotations = ("interleaved, same positions", "half-split, same positions")
+    common_fields: dict[str, Any] = {
+        "heads": heads,
+        "kv_heads": heads,
+        "dtype": dtype,
+        "device": device,
+    }
+    rotation_runs = ("interleaved, same positions", "half-split, same positions")
     cases = []
     for length in lengths:
         cases += [
-            Case("backward", runs, ("SDPA",), length, backward=True, **sizes),
-            Case("memory", runs, ("SDPA",), length, backward=True, **sizes),
-            Case("rotation", rotations, ("clone",), length, **sizes),
+            Case("backward", runs, ("SDPA",), length, backward=True, **common_fields),
+            Case("memory", runs, ("SDPA",), length, backward=True, **common_fields),
+            Case("rotation", rotation_runs, ("clone",), length, **common_fields),
         ]
     return cases
 
 
-def _abbreviate_length(n: int) -> str:
+def _abbreviate_length(length: int) -> str:
     """Return a number of tokens as text, multiples of 1024 with a k: `16k` for 16384, `128`."""
-    return f"{n // 1024}k" if n % 1024 == 0 else str(n)
+    return f"{length // 1024}k" if length % 1024 == 0 else str(length)
 
 
-_SDPA = ("SDPA",)
+_SDPA_BASELINE = ("SDPA",)
 _LAYER_ENCODINGS = ("nope", "rope", "alibi", "t5", "deberta")
 _ROTATIONS = ("interleaved", "half-split", "half-split, same positions")
 _ROTATION_BASELINES = ("clone", "transformers")
@@ -225,20 +232,20 @@ CASES = (
     ),
     Case("rotation", _ROTATIONS, _ROTATION_BASELINES, 4096, heads=32, head_dim=128),
     Case("rotation", _ROTATIONS, _ROTATION_BASELINES, 16384, heads=32),
-    Case("attention", ENCODINGS, _SDPA, 128, batch=8),
-    Case("attention", ENCODINGS, _SDPA, 256, batch=8),
-    Case("attention", ENCODINGS, _SDPA, 512, batch=8),
-    Case("attention", ENCODINGS + PREPARED_RUNS, _SDPA, 1024),
-    Case("attention", ENCODINGS, _SDPA, 1024, dtype="bfloat16"),
-    Case("attention", DISTANCE_BIASES, _SDPA, 2048),
-    Case("attention", DISTANCE_BIASES + CONTENT_ENCODINGS, _SDPA, 4096),
-    Case("attention", DISTANCE_BIASES, _SDPA, 8192),
-    Case("attention", DISTANCE_BIASES, _SDPA, 16384),
-    Case("attention", (*ENCODINGS, "t5, prepared", *PREPARED_RUNS), _SDPA, 1, 4096),
-    Case("backward", ("alibi", "t5", *CONTENT_ENCODINGS), _SDPA, 1024, backward=True),
-    Case("backward", ("alibi", "t5"), _SDPA, 4096, backward=True),
-    Case("memory", DISTANCE_BIASES + CONTENT_ENCODINGS, _SDPA, 8192),
-    Case("memory", DISTANCE_BIASES, _SDPA, 8192, backward=True),
+    Case("attention", ENCODINGS, _SDPA_BASELINE, 128, batch=8),
+    Case("attention", ENCODINGS, _SDPA_BASELINE, 256, batch=8),
+    Case("attention", ENCODINGS, _SDPA_BASELINE, 512, batch=8),
+    Case("attention", ENCODINGS + PREPARED_RUNS, _SDPA_BASELINE, 1024),
+    Case("attention", ENCODINGS, _SDPA_BASELINE, 1024, dtype="bfloat16"),
+    Case("attention", DISTANCE_BIASES, _SDPA_BASELINE, 2048),
+    Case("attention", DISTANCE_BIASES + CONTENT_ENCODINGS, _SDPA_BASELINE, 4096),
+    Case("attention", DISTANCE_BIASES, _SDPA_BASELINE, 8192),
+    Case("attention", DISTANCE_BIASES, _SDPA_BASELINE, 16384),
+    Case("attention", (*ENCODINGS, "t5, prepared", *PREPARED_RUNS), _SDPA_BASELINE, 1, 4096),
+    Case("backward", ("alibi", "t5", *CONTENT_ENCODINGS), _SDPA_BASELINE, 1024, backward=True),
+    Case("backward", ("alibi", "t5"), _SDPA_BASELINE, 4096, backward=True),
+    Case("memory", DISTANCE_BIASES + CONTENT_ENCODINGS, _SDPA_BASELINE, 8192),
+    Case("memory", DISTANCE_BIASES, _SDPA_BASELINE, 8192, backward=True),
     Case("layer", _LAYER_ENCODINGS, ("plain layer",), 128, layers=1),
     Case("layer", _LAYER_ENCODINGS, ("plain layer",), 512, layers=1),
     Case("layer", _LAYER_ENCODINGS, ("plain layer",), 128, batch=32, layers=1),

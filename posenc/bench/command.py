@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from posenc.command_line.options import Json, check_choice, option
+from posenc.command_line.options import Json, option, require_choice
 
 if TYPE_CHECKING:
     from posenc.bench.cases import Case
@@ -40,7 +40,7 @@ _DEVICE_LENGTHS = (2048, 8192)
 """Lengths that --device times."""
 _LONG_DEVICE_LENGTHS = (32_768, 65_536)
 """Lengths that --device times with --all only."""
-_DEVICE_HEADS = 16
+_NUM_DEVICE_HEADS = 16
 """Heads that --device times without --heads: chosen."""
 _DEVICE_BUDGET_SECONDS = 270.0
 """Seconds after which --device begins no further check of results, and seconds after which it then
@@ -116,7 +116,7 @@ def bench(
             }
         )
         _check_and_time_device(
-            device, chosen_lengths, heads or _DEVICE_HEADS, include_large, out, as_json
+            device, chosen_lengths, heads or _NUM_DEVICE_HEADS, include_large, out, as_json
         )
         return
     groups = _chosen_groups(only)
@@ -165,7 +165,7 @@ def _chosen_groups(only: str | None) -> tuple[str, ...]:
         return tuple(GROUPS)
     groups = _comma_separated(only)
     for name in groups:
-        check_choice("--only", name, GROUPS)
+        require_choice("--only", name, GROUPS)
     return groups
 
 
@@ -174,10 +174,10 @@ def _thread_counts(threads: str) -> tuple[int, ...]:
     from posenc.machine.hardware import num_cores
 
     counts = _parse_numbers("--threads", threads, "1,2")
-    cores = num_cores()
-    if max(counts) > cores:
+    num_cores_here = num_cores()
+    if max(counts) > num_cores_here:
         raise ValueError(
-            f"bench: --threads must be at most {cores}, the cores here, got {max(counts)}."
+            f"bench: --threads must be at most {num_cores_here}, the cores here, got {max(counts)}."
         )
     return counts
 
@@ -238,7 +238,7 @@ def _check_and_time_device(
     from posenc.machine.hardware import check_device
     from posenc.report.terminal import print_line, print_report, stderr
 
-    check_choice("--device", device, ("cpu", "cuda"))
+    require_choice("--device", device, ("cpu", "cuda"))
     if device == "cuda":
         check_device(device)
     machine, dtypes = _machine_and_dtypes(device)
@@ -261,17 +261,17 @@ def _device_rows(
     device: str, lengths: Sequence[int], heads: int, include_longest: bool, dtypes: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Check every encoding on a device, then time its kernels. Yield each row as it is measured:
-    those of `check_encodings`, then those of `measure_case` with what `_case_columns` says. The
+    those of `rows_of_checks`, then those of `measure_case` with what `_case_columns` says. The
     arguments are those of `_check_and_time_device`."""
     from posenc.bench import cases, device_check
 
     all_but_longest = device_check.LENGTHS[:-1]
     checked_lengths = lengths or (device_check.LENGTHS if include_longest else all_but_longest)
-    yield from device_check.check_encodings(device, checked_lengths, dtypes, _DEVICE_BUDGET_SECONDS)
+    yield from device_check.rows_of_checks(device, checked_lengths, dtypes, _DEVICE_BUDGET_SECONDS)
     timed_lengths = lengths or _DEVICE_LENGTHS + (_LONG_DEVICE_LENGTHS if include_longest else ())
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     for case in cases.device_cases(device, timed_lengths, heads, dtypes[-1]):
-        is_late = time.perf_counter() - began > _DEVICE_BUDGET_SECONDS
+        is_late = time.perf_counter() - start_time > _DEVICE_BUDGET_SECONDS
         for row in [{"left_out": "out of time"}] if is_late else _timing_rows(case):
             yield _case_columns(case) | row
 
@@ -300,8 +300,8 @@ def _machine_and_dtypes(device: str) -> tuple[dict[str, Any], list[str]]:
         machine["device"] = torch.cuda.get_device_name()
         if default_precision(device) != "bfloat16":
             dtypes = ["float32"]
-            text = f"bfloat16 is left out: {machine['device']} does not multiply it."
-            print(text, file=sys.stderr)
+            note = f"bfloat16 is left out: {machine['device']} does not multiply it."
+            print(note, file=sys.stderr)
     return machine, dtypes
 
 
@@ -321,15 +321,15 @@ def _runnable_cases(cases: "list[Case]", *, refuses: bool) -> "tuple[list[Case],
     runnable: list[Case] = []
     notes: list[str] = []
     for case in cases:
-        requirement = ""
+        missing_requirement = ""
         if lacks_transformers and case.group in GROUPS_WITH_TRANSFORMERS:
             if refuses:
                 require_package("transformers", f"bench: {case.group}")
-            requirement = "transformers"
+            missing_requirement = "transformers"
         elif case.group == "training" and case.dtype == "bfloat16":
-            requirement = "" if cpu_multiplies_bfloat16() else "a CPU with bfloat16"
-        if requirement:
-            notes.append(f"bench: {case.group} {case.title} needs {requirement}: left out")
+            missing_requirement = "" if cpu_multiplies_bfloat16() else "a CPU with bfloat16"
+        if missing_requirement:
+            notes.append(f"bench: {case.group} {case.title} needs {missing_requirement}: left out")
         else:
             runnable.append(case)
     return runnable, notes
@@ -363,23 +363,25 @@ def _cases_within_limits(
     notes: list[str] = []
     total_seconds = 0.0
     for case in cases:
-        name = f"{case.group} {case.title}"
+        case_name = f"{case.group} {case.title}"
         least_bytes = case.min_bytes()
-        check_memory_or_disk(f"bench: tensors of {name}", least_bytes, memory_bytes(), advice)
+        check_memory_or_disk(f"bench: tensors of {case_name}", least_bytes, memory_bytes(), advice)
         # Memory is measured in one call: it does not vary as time does.
         rounds_of_case = _Rounds(1, 0.0, 1) if case.group == "memory" else rounds
-        seconds = sum(
+        expected_seconds = sum(
             _expected_seconds(case, rounds_of_case, num_threads) for num_threads in thread_counts
         )
         least_seconds = int(_least_seconds(case, rounds_of_case, thread_counts))
-        check_time(f"bench: {name}", least_seconds, False, advice)
-        is_large = seconds > max_seconds or least_bytes > _MAX_DEFAULT_CASE_BYTES
+        check_time(f"bench: {case_name}", least_seconds, False, advice)
+        is_large = expected_seconds > max_seconds or least_bytes > _MAX_DEFAULT_CASE_BYTES
         if is_large:
-            cost_in_words = f"{_describe_duration(seconds)}, at least {readable_size(least_bytes)}"
-            notes.append(f"bench: {'' if keeps_large else 'left out '}{name}: {cost_in_words}")
+            cost_in_words = (
+                f"{_describe_duration(expected_seconds)}, at least {readable_size(least_bytes)}"
+            )
+            notes.append(f"bench: {'' if keeps_large else 'left out '}{case_name}: {cost_in_words}")
         if keeps_large or not is_large:
             selected.append(case)
-            total_seconds += seconds
+            total_seconds += expected_seconds
     left_out_clause = "; --all or --only runs those left out" if len(selected) < len(cases) else ""
     cases_in_words = f"{len(selected)} {'case' if len(selected) == 1 else 'cases'}"
     return selected, [
@@ -399,14 +401,14 @@ def _least_seconds(case: "Case", rounds: _Rounds, thread_counts: Sequence[int]) 
     return seconds + rounds.min_rounds / _CALLS_PER_SECOND_LIMIT
 
 
-def _expected_seconds(case: "Case", rounds: _Rounds, threads: int) -> float:
+def _expected_seconds(case: "Case", rounds: _Rounds, num_threads: int) -> float:
     """Estimate the seconds of a case with one number of threads, including its first calls, which
     take longer than later rounds."""
-    round_seconds = case.round_seconds(threads)
+    round_seconds = case.round_seconds(num_threads)
     # A short call runs twice in each round, see measure.time_interleaved_rounds. The first, slow
     # calls count for one such round.
-    fewest_rounds = 2 * (rounds.min_rounds + 1) * round_seconds
-    return max(fewest_rounds, min(rounds.max_seconds, rounds.max_rounds * round_seconds))
+    seconds_of_fewest_rounds = 2 * (rounds.min_rounds + 1) * round_seconds
+    return max(seconds_of_fewest_rounds, min(rounds.max_seconds, rounds.max_rounds * round_seconds))
 
 
 _RESULTS_PREFIX = '{"machine": '
@@ -415,15 +417,15 @@ _RESULTS_PREFIX = '{"machine": '
 
 def _results_as_json(machine: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the measured numbers as JSON with one line for each row."""
-    lines = ",\n".join(map(json.dumps, rows))
-    return f'{_RESULTS_PREFIX}{json.dumps(machine)},\n"rows": [\n{lines}\n]}}\n'
+    joined_rows = ",\n".join(map(json.dumps, rows))
+    return f'{_RESULTS_PREFIX}{json.dumps(machine)},\n"rows": [\n{joined_rows}\n]}}\n'
 
 
 def _case_columns(case: "Case") -> dict[str, Any]:
     """Return what each row of a case's results says of the case: its title, group and sizes."""
     columns = asdict(case) | {"kv_len": case.num_keys}
-    for name in ("runs", "baselines"):
-        del columns[name]
+    for left_out_column in ("runs", "baselines"):
+        del columns[left_out_column]
     return {"case": case.title} | columns
 
 

@@ -19,7 +19,7 @@ LENGTHS = (1, 17, 127, 129, 1000, 8193)
 128, the size of FlexAttention's blocks."""
 SHAPE = ModelShape(64, 2, 1, 32)
 """Small sizes, with query heads that share keys: chosen."""
-BOUNDS = {"float32": 5e-3, "float16": 0.02, "bfloat16": 0.05}
+ERROR_BOUNDS = {"float32": 5e-3, "float16": 0.02, "bfloat16": 0.05}
 """Maximum error of outputs and gradients, relative to the largest number of each; in 16 bits those
 of parameters relative to the largest of all, because small ones are differences of large ones. The
 gradient of a bias that all scores of a row share (FIRE's last, DeBERTa's of keys) is even 0.
@@ -29,11 +29,11 @@ up to 0.26 at 300 tokens. So a larger error counts if it is one from float64 wit
 the CPU, in all encodings at 17 to 300 tokens, is at most 0.016 from that."""
 
 
-def check_encodings(
+def rows_of_checks(
     device: str,
     lengths: Sequence[int],
     dtypes: Sequence[str],
-    seconds: float,
+    max_seconds: float,
     encodings: Sequence[str] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each encoding, length, dtype and implementation.
@@ -43,14 +43,14 @@ def check_encodings(
     has as `left_out` the reason. `dtype` and `impl` are missing where the reason holds for all.
 
     dtypes: names such as "float32".
-    seconds: time after which no further check begins, and all that remains is left out.
+    max_seconds: time after which no further check begins, and all that remains is left out.
     encodings: names of encodings; None for all that are registered.
     """
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     for length in lengths:
         for name in names() if encodings is None else encodings:
             row: dict[str, Any] = {"check": name, "length": length}
-            if time.perf_counter() - began > seconds:
+            if time.perf_counter() - start_time > max_seconds:
                 yield row | {"left_out": "out of time"}
                 continue
             torch.manual_seed(0)
@@ -59,10 +59,10 @@ def check_encodings(
             if max_positions is not None and length > max_positions:
                 yield row | {"left_out": f"at most {max_positions} positions"}
                 continue
-            exact = _build_exact_layer(encoding, length)
+            exact_layer = _build_exact_layer(encoding, length)
             for dtype in dtypes:
-                for result in _check_dtype(exact, device, dtype):
-                    yield row | {"dtype": dtype} | result
+                for columns in _rows_of_dtype(exact_layer, device, dtype):
+                    yield row | {"dtype": dtype} | columns
 
 
 @dataclass(frozen=True)
@@ -95,41 +95,41 @@ def _build_exact_layer(encoding: PositionEncoding, length: int) -> _ExactLayer:
     return _ExactLayer(model, x, grad, positions, results)
 
 
-def _check_dtype(exact: _ExactLayer, device: str, dtype: str) -> Iterator[dict[str, Any]]:
+def _rows_of_dtype(exact_layer: _ExactLayer, device: str, dtype: str) -> Iterator[dict[str, Any]]:
     """Yield for each implementation what its row says besides encoding, length and dtype. Yield
     one row for all of them if the dtype cannot hold the exact results."""
     torch_dtype = getattr(torch, dtype)
-    if too_large := _overflow_reason(exact.results, torch_dtype):
-        yield {"left_out": too_large}
+    if overflow_reason := _overflow_reason(exact_layer.results, torch_dtype):
+        yield {"left_out": overflow_reason}
         return
-    layer = copy.deepcopy(exact.model).to(device, torch_dtype)
+    layer = copy.deepcopy(exact_layer.model).to(device, torch_dtype)
     for impl in ("auto", "flex", "blocks"):
-        yield {"impl": impl} | _check_implementation(exact, layer, device, dtype, impl)
+        yield {"impl": impl} | _columns_of_implementation(exact_layer, layer, device, dtype, impl)
 
 
-def _check_implementation(
-    exact: _ExactLayer, layer: "_Layer", device: str, dtype: str, impl: str
+def _columns_of_implementation(
+    exact_layer: _ExactLayer, layer: "_Layer", device: str, dtype: str, impl: str
 ) -> dict[str, Any]:
     """Return `error` and `ok` of one implementation, or `left_out` if it cannot run, as in the rows
-    of `check_encodings`."""
-    positions = exact.positions
+    of `rows_of_checks`."""
+    positions = exact_layer.positions
     if not isinstance(positions, range):
         positions = positions.to(device)
     try:
-        x = exact.x.to(device, getattr(torch, dtype))
-        results = _output_and_gradients(layer, x, positions, exact.grad, impl)
+        x = exact_layer.x.to(device, getattr(torch, dtype))
+        results = _output_and_gradients(layer, x, positions, exact_layer.grad, impl)
     except Exception as raised:  # by this case; the others are checked all the same
         if isinstance(raised, ValueError) and "cannot run" in str(raised):
             return {"left_out": type_and_first_line(raised)}
         return {"error": type_and_first_line(raised), "ok": False}
-    error = _largest_error(results, exact.results, by_largest_of_all=dtype != "float32")
-    if dtype == "bfloat16" and not error <= BOUNDS[dtype]:  # see BOUNDS
-        rounded = _round_projections(copy.deepcopy(exact.model).double())
+    error = _largest_error(results, exact_layer.results, by_largest_of_all=dtype != "float32")
+    if dtype == "bfloat16" and not error <= ERROR_BOUNDS[dtype]:  # see ERROR_BOUNDS
+        rounding_layer = _round_projections(copy.deepcopy(exact_layer.model).double())
         expected = _output_and_gradients(
-            rounded, exact.x.double(), exact.positions, exact.grad, "auto"
+            rounding_layer, exact_layer.x.double(), exact_layer.positions, exact_layer.grad, "auto"
         )
         error = _largest_error(results, expected, by_largest_of_all=True)
-    return {"error": round(error, 6), "ok": error <= BOUNDS[dtype]}
+    return {"error": round(error, 6), "ok": error <= ERROR_BOUNDS[dtype]}
 
 
 def _overflow_reason(exact_results: Sequence[Any], dtype: torch.dtype) -> str | None:
@@ -202,13 +202,13 @@ def _largest_error(
     """
     magnitudes = [0.0 if t is None else t.abs().max().item() for t in expected]
     largest_error = 0.0
-    for i, (tensor, exact) in enumerate(zip(results, expected, strict=True)):
-        if tensor is None and exact is None:
+    for i, (tensor, expected_tensor) in enumerate(zip(results, expected, strict=True)):
+        if tensor is None and expected_tensor is None:
             continue
-        if tensor is None or exact is None:
+        if tensor is None or expected_tensor is None:
             return math.inf
         compared_magnitudes = magnitudes[2:] if by_largest_of_all and i > 1 else [magnitudes[i]]
-        error = (tensor.detach().double().cpu() - exact).abs().max().item()
+        error = (tensor.detach().double().cpu() - expected_tensor).abs().max().item()
         # At least 0.01, chosen: relative to a tensor of zeros any rounding would be infinite.
         error /= max(1e-2, *compared_magnitudes)
         if not math.isfinite(error):

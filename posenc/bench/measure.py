@@ -66,17 +66,17 @@ def measure_case(
         torch.set_num_threads(
             thread_counts[0]
         )  # for what is built, checked or compiled before any round
-        runs = BUILDERS_OF_CALLS[case.group](case)
-        columns_of_run: dict[str, dict[str, Any]] = {name: {} for name in runs}
+        calls = BUILDERS_OF_CALLS[case.group](case)
+        columns_of_run: dict[str, dict[str, Any]] = {name: {} for name in calls}
         if case.device:
             columns_of_run = {
-                name: {"compiled": triggers_compilation(call)} for name, call in runs.items()
+                name: {"compiled": triggers_compilation(call)} for name, call in calls.items()
             }
         rows: list[dict[str, Any]] = []
-        for count in thread_counts:
-            torch.set_num_threads(count)
-            for row in timed_rows(runs, case.baselines, *rounds):
-                rows.append(row | {"threads": count} | columns_of_run[row["run"]])
+        for num_threads in thread_counts:
+            torch.set_num_threads(num_threads)
+            for row in timed_rows(calls, case.baselines, *rounds):
+                rows.append(row | {"threads": num_threads} | columns_of_run[row["run"]])
         if case.device and case.group == "rotation":
             for row in rows:
                 row["gb_per_second"] = round(
@@ -90,8 +90,8 @@ def measure_case(
 def _memory_rows(case: Case) -> list[dict[str, Any]]:
     """Return a row for each run of a case, with its memory in `mib`."""
     return [
-        {"run": run, "threads": 1, "mib": round(size / 2**20, 2)}
-        for run, size in attention_memory(case).items()
+        {"run": run, "threads": 1, "mib": round(num_bytes / 2**20, 2)}
+        for run, num_bytes in attention_memory(case).items()
     ]
 
 
@@ -100,18 +100,20 @@ def attention_memory(case: Case) -> dict[str, int]:
     and gradients."""
     inputs = random_q_k_v(case)
     # The output has the size of q; the inputs were there before. A gradient has its input's size.
-    output_and_gradients = inputs[0].nbytes
+    output_and_gradients_bytes = inputs[0].nbytes
     if case.backward:
-        output_and_gradients += sum(t.nbytes for t in inputs)
-    peaks = {}
+        output_and_gradients_bytes += sum(t.nbytes for t in inputs)
+    peak_bytes_by_run = {}
     for run, call in attention_calls(case).items():
         call()  # what is built and cached by the first call is not counted
-        weight_gradients = 0
+        weight_gradients_bytes = 0
         if case.backward and run in case.runs:
             weights = build_encoding(run.partition(", ")[0], case).parameters()
-            weight_gradients = sum(w.nbytes for w in weights if w.requires_grad)
-        peaks[run] = max(0, peak_bytes(call) - output_and_gradients - weight_gradients)
-    return peaks
+            weight_gradients_bytes = sum(w.nbytes for w in weights if w.requires_grad)
+        peak_bytes_by_run[run] = max(
+            0, peak_bytes(call) - output_and_gradients_bytes - weight_gradients_bytes
+        )
+    return peak_bytes_by_run
 
 
 def _bytes_moved_by_rotation(case: Case) -> int:
@@ -131,7 +133,7 @@ def machine_facts() -> dict[str, str]:
 
 
 def time_interleaved_rounds(
-    calls: Mapping[str, Call], rounds: int, max_seconds: float = math.inf, min_rounds: int = 0
+    calls: Mapping[str, Call], max_rounds: int, max_seconds: float = math.inf, min_rounds: int = 0
 ) -> dict[str, list[float]]:
     """Return, by the name of each call, its seconds in each round.
 
@@ -143,23 +145,23 @@ def time_interleaved_rounds(
     time is measured.
     """
     names = list(calls)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    short_calls = {name for name, call in calls.items() if _seconds_of_call(call) < _SHORT_SECONDS}
+    seconds_by_name: dict[str, list[float]] = {name: [] for name in names}
+    short_names = {name for name, call in calls.items() if _seconds_of_call(call) < _SHORT_SECONDS}
     was_collecting = gc.isenabled()
     results: list[Any] = []
     gc.collect()
     gc.freeze()  # existing objects are not searched after every round
     gc.disable()
     try:
-        began = time.perf_counter()
-        for num_done in range(rounds):
-            if num_done >= min_rounds and time.perf_counter() - began > max_seconds:
+        start_time = time.perf_counter()
+        for num_done in range(max_rounds):
+            if num_done >= min_rounds and time.perf_counter() - start_time > max_seconds:
                 break
             first_index = num_done % len(names)
             for name in names[first_index:] + names[:first_index]:
-                if name in short_calls:
+                if name in short_names:
                     results.append(calls[name]())
-                times[name].append(
+                seconds_by_name[name].append(
                     _seconds_of_call(lambda name=name: results.append(calls[name]()))
                 )
             results.clear()
@@ -168,17 +170,17 @@ def time_interleaved_rounds(
         gc.unfreeze()
         if was_collecting:
             gc.enable()
-    return times
+    return seconds_by_name
 
 
 def _seconds_of_call(call: Call) -> float:
     """Run the call; return its seconds by the clock of `clock_name`, work on a GPU included."""
-    clock = time.thread_time if clock_name() == "thread" else time.perf_counter
-    start = clock()
+    read_clock = time.thread_time if clock_name() == "thread" else time.perf_counter
+    start_time = read_clock()
     call()
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
-    return clock() - start
+    return read_clock() - start_time
 
 
 def clock_name() -> str:
@@ -201,27 +203,29 @@ def triggers_compilation(call: Call) -> bool:
     return False
 
 
-def median_ratio(values: Sequence[float], baseline: Sequence[float]) -> list[float] | None:
-    """Return [median, low end, high end]: the median of the ratios of values to baseline, round by
-    round, and its confidence interval. Return None if a baseline time was 0.
+def median_ratio(seconds: Sequence[float], baseline_seconds: Sequence[float]) -> list[float] | None:
+    """Return [median, low end, high end]: the median of the ratios of two times, round by round,
+    and its confidence interval. Return None if a baseline time was 0.
 
-    values, baseline: seconds of two calls in the same rounds, with as many numbers.
+    seconds, baseline_seconds: times of two calls in the same rounds, with as many numbers.
 
     The interval has at least 95 % confidence for any distribution: its ends are two of the ratios,
     chosen by rank. Below six rounds it is the range of all ratios.
     """
-    if not min(baseline) > 0:
+    if not min(baseline_seconds) > 0:
         return None
-    ratios = sorted(a / b for a, b in zip(values, baseline, strict=True))
-    count = len(ratios)
+    ratios = sorted(a / b for a, b in zip(seconds, baseline_seconds, strict=True))
+    num_ratios = len(ratios)
     # The median lies below the k-th smallest ratio if fewer than k of all are below the median,
     # each of which is so with a chance of one half. chances: of this for k = 1, 2, ...
-    chances = itertools.accumulate(math.comb(count, k) / 2**count for k in range(count))
+    chances = itertools.accumulate(
+        math.comb(num_ratios, k) / 2**num_ratios for k in range(num_ratios)
+    )
     # The largest k whose chance is at most half of 5 %, as the interval has two ends; 0 without
     # any.
     rank = sum(chance <= 0.025 for chance in chances)
     low_index = max(rank - 1, 0)  # its index, which counts from 0
-    return [statistics.median_low(ratios), ratios[low_index], ratios[count - 1 - low_index]]
+    return [statistics.median_low(ratios), ratios[low_index], ratios[num_ratios - 1 - low_index]]
 
 
 def peak_bytes(call: Call) -> int:
@@ -235,16 +239,18 @@ def peak_bytes(call: Call) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
+        trace_file = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(trace_file))
+        events = json.loads(trace_file.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
     # Allocations and, negative, releases, in the order of time; "Ev Idx" orders those of one time.
-    changes = sorted(
+    timed_changes = sorted(
         (event["ts"], event["args"]["Ev Idx"], event["args"]["Bytes"])
         for event in events
         if event.get("name") == "[memory]"
     )
-    return max(itertools.accumulate((change[-1] for change in changes), initial=0))
+    return max(
+        itertools.accumulate((timed_change[-1] for timed_change in timed_changes), initial=0)
+    )
 
 
 def timed_rows(
@@ -264,20 +270,22 @@ def timed_rows(
 
     rounds, max_seconds, min_rounds: as those of `time_interleaved_rounds`.
     """
-    times = time_interleaved_rounds(calls, rounds, max_seconds, min_rounds)
+    seconds_by_name = time_interleaved_rounds(calls, rounds, max_seconds, min_rounds)
 
-    def rounded_ratio(values: Sequence[float], base: str) -> list[float] | None:
+    def rounded_ratio(seconds: Sequence[float], base: str) -> list[float] | None:
         """Return `median_ratio` of the values to a baseline, to four decimals."""
-        interval = median_ratio(values, times[base])
-        return None if interval is None else [round(x, 4) for x in interval]
+        median_and_interval = median_ratio(seconds, seconds_by_name[base])
+        return None if median_and_interval is None else [round(x, 4) for x in median_and_interval]
 
     return [
         {
             "run": name,
-            "milliseconds": round(1e3 * statistics.median_low(values), 4),
-            "ratios": {base: rounded_ratio(values, base) for base in baselines if base in times},
-            "rounds": len(values),
+            "milliseconds": round(1e3 * statistics.median_low(seconds), 4),
+            "ratios": {
+                base: rounded_ratio(seconds, base) for base in baselines if base in seconds_by_name
+            },
+            "rounds": len(seconds),
             "clock": clock_name(),
         }
-        for name, values in times.items()
+        for name, seconds in seconds_by_name.items()
     ]

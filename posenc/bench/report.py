@@ -27,9 +27,9 @@ def report_of(machine: dict[str, Any], rows: Sequence[Row]) -> Report:
     )
 
 
-def _count_in_words(number: int, name: str) -> str:
+def _count_in_words(number: int, noun: str) -> str:
     """Return a number with its noun: (1, "case") -> "1 case", (12, "case") -> "12 cases"."""
-    return f"{number} {name}{'' if number == 1 else 's'}"
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _sections_of_wrong_results(rows: Sequence[Row]) -> list[Section]:
@@ -50,11 +50,11 @@ def _sections_of_left_out(rows: Sequence[Row]) -> list[Section]:
             names_by_reason.setdefault(row["left_out"], []).append(_row_name(row))
     if not names_by_reason:
         return []
-    lines = [
+    table_rows = [
         [", ".join(dict.fromkeys(names)), len(names), reason]
         for reason, names in names_by_reason.items()
     ]
-    return [Section("Left out", [Table(["of", "results", "why"], lines, "Left out")])]
+    return [Section("Left out", [Table(["of", "results", "why"], table_rows, "Left out")])]
 
 
 def _row_name(row: Row) -> str:
@@ -67,8 +67,8 @@ def _wrong_cells(row: Row) -> list[Value]:
     """Return the cells of a wrong result: what was run, tokens, dtype, implementation, and the
     error, which is a number, or the message that was raised. None where the row has no such
     value."""
-    tokens = row.get("length", row.get("q_len"))
-    return [_row_name(row), tokens, row.get("dtype"), row.get("impl"), row.get("error")]
+    num_tokens = row.get("length", row.get("q_len"))
+    return [_row_name(row), num_tokens, row.get("dtype"), row.get("impl"), row.get("error")]
 
 
 def measured_sections(rows: Iterable[Row]) -> list[Section]:
@@ -79,8 +79,8 @@ def measured_sections(rows: Iterable[Row]) -> list[Section]:
             key = (row["group"], row["case"], row["threads"])
             rows_by_table.setdefault(key, []).append(row)
     tables_by_group: dict[str, list[Table]] = {}
-    for (group, case, threads), rows_of_table in rows_by_table.items():
-        caption = f"{group} {case}, {_count_in_words(threads, 'thread')}"
+    for (group, case, num_threads), rows_of_table in rows_by_table.items():
+        caption = f"{group} {case}, {_count_in_words(num_threads, 'thread')}"
         table = _table_of_runs(rows_of_table, caption)
         tables_by_group.setdefault(group, []).append(table)
     return [Section(GROUPS[group], tables) for group, tables in tables_by_group.items()]
@@ -91,26 +91,26 @@ def _table_of_runs(rows: Sequence[Row], caption: str) -> Table:
     if "mib" in rows[0]:  # then all rows of the case have it
         memory_rows = [[row["run"], Number(row["mib"], form=".1f", unit=" MiB")] for row in rows]
         return Table(["run", "memory"], memory_rows, caption)
-    bases = [*rows[0]["ratios"]]
+    baselines = [*rows[0]["ratios"]]
     header: list[str | Heading] = ["run", "median"]
-    header += [Heading(f"ratio to {base}", "with its 95 % interval") for base in bases]
+    header += [Heading(f"ratio to {baseline}", "with its 95 % interval") for baseline in baselines]
     has_rates = "gb_per_second" in rows[0]
     has_compiled = "compiled" in rows[0]
     header += ["memory moved"] if has_rates else []
     header += ["compiled again"] if has_compiled else []
-    cells: list[list[Value]] = []
+    table_rows: list[list[Value]] = []
     for row in rows:
-        line: list[Value] = [row["run"], Number(row["milliseconds"], form=".3f", unit=" ms")]
-        line += [_ratio_to_baseline(row, base) for base in bases]
+        cells: list[Value] = [row["run"], Number(row["milliseconds"], form=".3f", unit=" ms")]
+        cells += [_ratio_to_baseline(row, baseline) for baseline in baselines]
         if has_rates:
-            line.append(Number(row["gb_per_second"], form=".3f", unit=" GB/s"))
+            cells.append(Number(row["gb_per_second"], form=".3f", unit=" GB/s"))
         if has_compiled:
-            line.append("yes" if row["compiled"] else "no")
-        cells.append(line)
-    return Table(header, cells, caption)
+            cells.append("yes" if row["compiled"] else "no")
+        table_rows.append(cells)
+    return Table(header, table_rows, caption)
 
 
-def _ratio_to_baseline(row: Row, base: str) -> Number | None:
+def _ratio_to_baseline(row: Row, baseline: str) -> Number | None:
     """Return a run's ratio to a baseline; None for the baseline itself, or without a time."""
-    ratio = row["ratios"][base]
-    return None if ratio is None or base == row["run"] else Number(*ratio, form=".2f")
+    ratio = row["ratios"][baseline]
+    return None if ratio is None or baseline == row["run"] else Number(*ratio, form=".2f")

@@ -2,7 +2,7 @@
 
 import errno
 
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RunFailed(Exception):
@@ -28,4 +28,4 @@ def describe_os_error(error: OSError) -> str:
 
 def disk_is_full(error: BaseException) -> bool:
     """Return True if writing failed because the disk or quota is full."""
-    return isinstance(error, OSError) and error.errno in _DISK_FULL
+    return isinstance(error, OSError) and error.errno in _DISK_FULL_ERRNOS

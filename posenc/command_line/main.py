@@ -56,22 +56,22 @@ _Abort = cast(type[Exception], typer.Abort)
 def app(arguments: Sequence[str] = ()) -> Any:
     """Return the click group with the one command that the arguments begin with, or with all of
     COMMANDS if they begin with none, as to print help."""
-    names = arguments[:1] if arguments and arguments[0] in COMMANDS else list(COMMANDS)
+    command_names = arguments[:1] if arguments and arguments[0] in COMMANDS else list(COMMANDS)
     application = typer.Typer(
         name="posenc",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     application.callback(invoke_without_command=True)(_print_version_or_help)
-    for name in names:
-        module, _, attribute = COMMANDS[name].partition(":")
-        function_or_group = getattr(importlib.import_module(module), attribute)
+    for name in command_names:
+        module_name, _, attribute_name = COMMANDS[name].partition(":")
+        function_or_group = getattr(importlib.import_module(module_name), attribute_name)
         if isinstance(function_or_group, typer.Typer):
             application.add_typer(function_or_group, name=name)
         else:
             application.command(name)(function_or_group)
     group: Any = typer.main.get_command(application)
-    group.commands = {name: group.commands[name] for name in names}  # groups would be last
+    group.commands = {name: group.commands[name] for name in command_names}  # groups would be last
     _arrange_help(group, application)
     return group
 
@@ -107,9 +107,9 @@ def _sort_options(params: list[Any], function: Callable[..., Any]) -> None:
             while inner_types := get_args(value_type):  # Annotated, None or a list of it
                 value_type = inner_types[0]
             param.metavar = METAVARS[value_type]
-    options = [p for p in params if p.param_type_name == "option"]
-    arguments = [p for p in params if p.param_type_name != "option"]
-    options.sort(key=lambda p: PANELS.index(p.rich_help_panel))
+    options = [parameter for parameter in params if parameter.param_type_name == "option"]
+    arguments = [parameter for parameter in params if parameter.param_type_name != "option"]
+    options.sort(key=lambda parameter: PANELS.index(parameter.rich_help_panel))
     params[:] = arguments + options
 
 
@@ -124,15 +124,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ctrl_c = _InterruptWatcher()
     try:
         _refuse_empty(arguments)
-        code = app(arguments)(args=list(arguments), standalone_mode=False, prog_name="posenc")
+        exit_code = app(arguments)(args=list(arguments), standalone_mode=False, prog_name="posenc")
         sys.stdout.flush()
-        if code == CTRL_C_EXIT_CODE:  # typer caught the interrupt
+        if exit_code == CTRL_C_EXIT_CODE:  # typer caught the interrupt
             _write_error(RESTART_HINT, CTRL_C_EXIT_CODE)
     except (Exception, KeyboardInterrupt, _Abort) as error:
-        code = _report_error(error, arguments)
+        exit_code = _report_error(error, arguments)
     finally:
         ctrl_c.forget()
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(exit_code if isinstance(exit_code, int) else 0)
 
 
 def _prepare_streams() -> None:
@@ -145,8 +145,8 @@ def _prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # for "±" in an ASCII locale, and names not in UTF-8
             cast(Any, stream).reconfigure(errors="backslashreplace")
-    columns = os.environ.get("COLUMNS", "")
-    if not (columns.isdecimal() and int(columns)):  # rich would print nothing on no column
+    terminal_width = os.environ.get("COLUMNS", "")
+    if not (terminal_width.isdecimal() and int(terminal_width)):  # rich would print nothing
         os.environ.pop("COLUMNS", None)
 
 
@@ -159,9 +159,11 @@ def _report_error(error: BaseException, arguments: Sequence[str]) -> int:
             return _write_error(RESTART_HINT, CTRL_C_EXIT_CODE)
         case _UsageError():
             usage_error: Any = error
-            command = usage_error.ctx.command_path if usage_error.ctx else _command_path(arguments)
+            command_path = (
+                usage_error.ctx.command_path if usage_error.ctx else _command_path(arguments)
+            )
             return _write_error(
-                f"{usage_error.format_message().rstrip('.')}; see {command} --help.", 2
+                f"{usage_error.format_message().rstrip('.')}; see {command_path} --help.", 2
             )
         case RunFailed():
             return _write_error(str(error), 1)
@@ -183,10 +185,10 @@ def _report_error(error: BaseException, arguments: Sequence[str]) -> int:
 def _report_missing_package(error: ModuleNotFoundError, arguments: Sequence[str]) -> int:
     """Print on stderr the extra to install if the missing package belongs to one, else the error;
     return the exit code."""
-    command = arguments[0] if arguments else ""
-    default_extra = SUFFICIENT_EXTRAS.get(command, "torch")
-    extra = install_hint(error, default_extra)
-    return _write_error(extra or f"{error}", 2 if extra else 1, error)
+    command_name = arguments[0] if arguments else ""
+    default_extra = SUFFICIENT_EXTRAS.get(command_name, "torch")
+    hint_to_install = install_hint(error, default_extra)
+    return _write_error(hint_to_install or f"{error}", 2 if hint_to_install else 1, error)
 
 
 def _print_version_or_help(
@@ -204,7 +206,10 @@ def _print_version_or_help(
         raise typer.Exit
     if versions:
         print(
-            "\n".join(f"{name} {number}" for name, number in fingerprint.versions(*EXTRAS).items())
+            "\n".join(
+                f"{name} {package_version}"
+                for name, package_version in fingerprint.versions(*EXTRAS).items()
+            )
         )
         raise typer.Exit
     if context.invoked_subcommand is None:
@@ -213,11 +218,11 @@ def _print_version_or_help(
 
 def _command_path(arguments: Sequence[str]) -> str:
     """Return the name of the command that the arguments call, such as "posenc inspect model"."""
-    command = app(arguments)
+    command_or_group = app(arguments)
     words = ["posenc"]
     for word in arguments:
-        command = getattr(command, "commands", {}).get(word)
-        if command is None:
+        command_or_group = getattr(command_or_group, "commands", {}).get(word)
+        if command_or_group is None:
             break
         words.append(word)
     return " ".join(words)
@@ -241,15 +246,15 @@ class _InterruptWatcher:
 
     def __init__(self) -> None:
         in_main_thread = threading.current_thread() is threading.main_thread()
-        usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        self._changed = in_main_thread and usual
+        has_default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        self._changed = in_main_thread and has_default_handler
         if self._changed:
             signal.signal(signal.SIGINT, self._press)
 
-    def _press(self, number: int, frame: Any) -> None:
+    def _press(self, signal_number: int, frame: Any) -> None:
         """Note the interrupt, and raise KeyboardInterrupt, as Python's own handler does."""
         _InterruptWatcher.pressed = True
-        signal.default_int_handler(number, frame)
+        signal.default_int_handler(signal_number, frame)
 
     def forget(self) -> None:
         """Forget that Ctrl-C was pressed, and restore Python's own handler."""

@@ -29,10 +29,10 @@ def option(
     return typer.Option(*names, help=help, show_default=shown, rich_help_panel=panel, **limits)
 
 
-def check_choice(option: str, value: str, known: Iterable[str]) -> str:
+def require_choice(option: str, value: str, known: Iterable[str]) -> str:
     """Return `value` if it is one of `known`. Raises: ValueError with all of them, and the nearest.
 
-    >>> check_choice("--device", "cupa", ("cpu", "cuda"))
+    >>> require_choice("--device", "cupa", ("cpu", "cuda"))
     Traceback (most recent call last):
     ValueError: --device must be cpu or cuda, got 'cupa'. Did you mean 'cuda'?
     """
@@ -59,19 +59,19 @@ Figures = Annotated[
 Json = Annotated[bool, option("Print JSON on stdout and nothing else.", "--json", panel="Output")]
 
 
-def with_options_of(*records: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def with_options_of(*record_types: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a typer command the annotated fields of dataclasses as options, which it receives as
     keywords. So each option is defined once, next to its value."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         """Replace **keywords in the signature of a command, which typer reads, by the options."""
-        declared = inspect.signature(command, eval_str=True).parameters.values()
-        parameters = [p for p in declared if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        for record in records:
-            for name, hint, default in _option_fields(record):
+        declared_parameters = inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [p for p in declared_parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        for record_type in record_types:
+            for name, annotation, default in _option_fields(record_type):
                 parameters.append(
                     inspect.Parameter(
-                        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
+                        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
                     )
                 )
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -81,33 +81,33 @@ def with_options_of(*records: type) -> Callable[[Callable[..., Any]], Callable[.
     return decorate
 
 
-def record_of(record: type, keywords: dict[str, Any]) -> Any:
+def record_of(record_type: type, keywords: dict[str, Any]) -> Any:
     """Return an instance of the dataclass `record`, its annotated fields taken from the keywords
     that a command decorated by `with_options_of` has received."""
-    return record(**{name: keywords[name] for name, _, _ in _option_fields(record)})
+    return record_type(**{name: keywords[name] for name, _, _ in _option_fields(record_type)})
 
 
 def changed_options(record: Any) -> list[str]:
     """Return the options, as spelled on the command line, that differ from their defaults."""
-    names = []
-    for name, hint, default in _option_fields(type(record)):
+    spellings = []
+    for name, annotation, default in _option_fields(type(record)):
         if getattr(record, name) != default:
-            (info,) = (m for m in hint.__metadata__ if isinstance(m, OptionInfo))
+            (option_info,) = (m for m in annotation.__metadata__ if isinstance(m, OptionInfo))
             # In Annotated, typer stores the first option name in place of the default.
-            spelling = info.default
+            spelling = option_info.default
             if not isinstance(spelling, str):
                 spelling = "--" + name.replace("_", "-")
             # A switch that is on by default can only have been turned off.
-            names.append(spelling.replace("--", "--no-") if default is True else spelling)
-    return names
+            spellings.append(spelling.replace("--", "--no-") if default is True else spelling)
+    return spellings
 
 
-def _option_fields(record: type) -> list[tuple[str, Any, Any]]:
+def _option_fields(record_type: type) -> list[tuple[str, Any, Any]]:
     """Return name, annotation and default of each field of a dataclass that is an option: one that
     is Annotated and has a default."""
-    hints = get_type_hints(record, include_extras=True)
+    annotations = get_type_hints(record_type, include_extras=True)
     return [
-        (field.name, hints[field.name], field.default)
-        for field in fields(record)
-        if hasattr(hints[field.name], "__metadata__") and field.default is not MISSING
+        (field.name, annotations[field.name], field.default)
+        for field in fields(record_type)
+        if hasattr(annotations[field.name], "__metadata__") and field.default is not MISSING
     ]

@@ -36,14 +36,14 @@ class Pace:
     """Measures seconds per step, from the step with which it is made."""
 
     def __init__(self, step: int) -> None:
-        self.began = time.monotonic()
-        self.first = step
+        self.start_time = time.monotonic()
+        self.first_step = step
 
     def seconds_per_step(self, step: int) -> float | None:
         """Return the mean seconds per step until `step`; None before the second one."""
-        if step <= self.first:
+        if step <= self.first_step:
             return None
-        return (time.monotonic() - self.began) / (step - self.first)
+        return (time.monotonic() - self.start_time) / (step - self.first_step)
 
 
 class Bars(Progress):
@@ -103,7 +103,7 @@ class Narrator(Progress):
             transient=True,
             disable=not console.is_terminal,
         )
-        self.task = self.add_task("", total=1.0)
+        self.task_id = self.add_task("", total=1.0)
         self.last_task = ""
         self.last_line_time = 0.0
 
@@ -115,7 +115,7 @@ class Narrator(Progress):
 
     def __call__(self, task: str, fraction: float) -> None:
         """Show the current task, and the fraction of the whole job, 0 to 1, that is done."""
-        self.update(self.task, description=show_hidden_characters(task), completed=fraction)
+        self.update(self.task_id, description=show_hidden_characters(task), completed=fraction)
         now = time.monotonic()
         is_due = now - self.last_line_time > self.PAUSE
         if not self.console.is_terminal and task != self.last_task and is_due:

@@ -65,7 +65,7 @@ def run(
     texts = [text] if isinstance(text, str | Path) else text
     tasks = [task] if isinstance(task, str) else task
     lengths = _list_of_texts("test_lengths", test_lengths, Integral, "whole numbers")
-    asked = Options(
+    chosen_options = Options(
         _list_of_texts("encodings", encodings, str, "names"),
         _list_of_texts("text", texts, str | Path, "paths"),
         task=_list_of_texts("task", tasks, str, "names"),
@@ -74,21 +74,21 @@ def run(
         figures=Path(figures) if isinstance(figures, str) else figures,
         **options,
     )
-    check_options(asked)
-    return run_sizes.run(asked, show=False)
+    check_options(chosen_options)
+    return run_sizes.run(chosen_options, show=False)
 
 
-def _list_of_texts(name: str, value: Any, kind: Any, what: str) -> list[str] | None:
+def _list_of_texts(name: str, value: Any, item_type: Any, items_in_words: str) -> list[str] | None:
     """Return the items of the argument `name` as texts; None for None.
 
-    kind, what: type of an item, and its plural in the message.
+    item_type, items_in_words: type of an item, and its plural in the message.
     Raises: ValueError if the value is no list of this type, or an empty one.
     """
     if value is None:
         return None
     is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes)
     items = list(value) if is_list else []
-    are_fit = [isinstance(item, kind) and not isinstance(item, bool) for item in items]
+    are_fit = [isinstance(item, item_type) and not isinstance(item, bool) for item in items]
     if not items or not all(are_fit):
-        raise ValueError(f"{name} must be a list of {what}, got {value!r}.")
+        raise ValueError(f"{name} must be a list of {items_in_words}, got {value!r}.")
     return [str(item) for item in items]

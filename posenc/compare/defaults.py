@@ -37,12 +37,12 @@ class Budget(NamedTuple):
     search_lr: bool = False
 
     def __str__(self) -> str:
-        seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}, {self.steps} steps"
-        tasks = f" on text, {', '.join(self.tasks[1:])}" if self.tasks else ""
-        return f"{seeds}{tasks}{', --search-lr' if self.search_lr else ''}"
+        seeds_and_steps = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}, {self.steps} steps"
+        tasks_clause = f" on text, {', '.join(self.tasks[1:])}" if self.tasks else ""
+        return f"{seeds_and_steps}{tasks_clause}{', --search-lr' if self.search_lr else ''}"
 
 
-PAIR_SEEDS = 4
+NUM_PAIR_SEEDS = 4
 """Seeds of the standard budget for two encodings: their spread is not pooled with that of others.
 Four seeds of two encodings cost less than two seeds of six."""
 BUDGETS = {"quick": Budget(1, 200), "standard": Budget(2, 200), "thorough": Budget(3, 600)}

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from posenc.command_line.options import Figures, Json, option
-from posenc.compare.defaults import BUDGETS, DEFAULT_ENCODINGS, PAIR_SEEDS, SUITES, Budget
+from posenc.compare.defaults import BUDGETS, DEFAULT_ENCODINGS, NUM_PAIR_SEEDS, SUITES, Budget
 from posenc.lazy import require_package
 from posenc.list import complete_name
 
@@ -133,7 +133,7 @@ class Options:
         int | None,
         option(
             "Number of seeds, each a trial.",
-            shown=f"those of the budget; {PAIR_SEEDS} for two encodings",
+            shown=f"those of the budget; {NUM_PAIR_SEEDS} for two encodings",
             min=1,
         ),
     ] = None
@@ -358,34 +358,37 @@ def check_options(options: Options) -> None:
     """
     if options.tensorboard:
         require_package("tensorboard", "--tensorboard")
-    for name, hint in get_type_hints(Options, include_extras=True).items():
-        annotated, declared = get_args(hint)
-        kind, *or_none = get_args(annotated) or (annotated,)
+    for name, annotation in get_type_hints(Options, include_extras=True).items():
+        annotated_type, declared_option = get_args(annotation)
+        value_type, *or_none = get_args(annotated_type) or (annotated_type,)
         value = getattr(options, name)
         if value is None and or_none:
             continue
-        option = name if name == "encodings" else f"--{name.replace('_', '-')}"
-        _check_option(option, value, kind, declared.min)
+        option_name = name if name == "encodings" else f"--{name.replace('_', '-')}"
+        _check_option(option_name, value, value_type, declared_option.min)
 
 
-def _check_option(option: str, value: Any, kind: Any, minimum: Any) -> None:
-    """Raise ValueError unless a value is of the type `kind`, not empty, and at least `minimum`.
+def _check_option(option_name: str, value: Any, value_type: Any, minimum: Any) -> None:
+    """Raise ValueError unless a value is of the type `value_type`, not empty, and at least
+    `minimum`.
 
-    option: its name in messages."""
+    option_name: its name in messages."""
     if "" in (value if isinstance(value, list) else [value]):
-        raise ValueError(f"{option} is empty; it must name something.")
-    if not _is_of_type(value, kind) or (minimum is not None and value < minimum):
+        raise ValueError(f"{option_name} is empty; it must name something.")
+    if not _is_of_type(value, value_type) or (minimum is not None and value < minimum):
         limit = "" if minimum is None else f" of at least {minimum}"
-        raise ValueError(f"{option} must be {_ACCEPTED_TYPES[kind][1]}{limit}, got {value!r}.")
+        raise ValueError(
+            f"{option_name} must be {_ACCEPTED_TYPES[value_type][1]}{limit}, got {value!r}."
+        )
 
 
-def _is_of_type(value: Any, kind: Any) -> bool:
+def _is_of_type(value: Any, value_type: Any) -> bool:
     """Return True if a value is of an option's type; True and False are no numbers here."""
     if isinstance(value, bool):  # Python counts it as an int
-        return kind is bool
-    if not isinstance(value, _ACCEPTED_TYPES[kind][0]):
+        return value_type is bool
+    if not isinstance(value, _ACCEPTED_TYPES[value_type][0]):
         return False
-    return kind != list[str] or all(isinstance(item, str) for item in value)
+    return value_type != list[str] or all(isinstance(item, str) for item in value)
 
 
 def compare(**options: Any) -> None:

@@ -59,7 +59,7 @@ class PlainLines:
         pace = self.paces.setdefault(trial, Pace(step))
         tenth = step * LINES_PER_TRIAL // trial.steps
         # A trial that goes on from a checkpoint begins with the tenth it had reached.
-        first_tenth = pace.first * LINES_PER_TRIAL // trial.steps
+        first_tenth = pace.first_step * LINES_PER_TRIAL // trial.steps
         if tenth > self.tenths_printed.setdefault(trial, first_tenth):
             self.tenths_printed[trial] = tenth
             seconds_left = (pace.seconds_per_step(step) or 0.0) * (trial.steps - step)

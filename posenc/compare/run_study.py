@@ -74,7 +74,7 @@ def _run_plan(engine: Engine, plan: Plan, console: Console, show: bool) -> Study
     Raises: ValueError for a plan that cannot run; RunFailed if a trial failed.
     """
     options = plan.options
-    workers = min(engine.slots(), plan.num_trials)
+    workers = min(engine.num_slots(), plan.num_trials)
     local_workers = workers if options.engine == "local" else 1
     unchecked = check_plan(plan, workers, local_workers)
     if options.out is not None:
@@ -318,7 +318,7 @@ def _new_study(plan: Plan, engine: Engine, workers: int, unchecked: dict[str, st
         command=shlex.join(["posenc", *sys.argv[1:]]),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=versions("torch", "numpy"),
-        hardware=hardware.facts_for_report(device, precision, workers) | engine.about,
+        hardware=hardware.facts_for_report(device, precision, workers) | engine.facts,
         corpus=None if plan.splits is None else plan.splits.info,
         trials=plan.trials,
         labels={entry.text: entry.label for entry in plan.compared if entry.label != entry.text},

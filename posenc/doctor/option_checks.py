@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from posenc.command_line.options import check_choice
+from posenc.command_line.options import require_choice
 from posenc.doctor.command import Options
 from posenc.doctor.rules import RULES
 from posenc.runtimes.files.source import is_adapter
@@ -26,7 +26,7 @@ def check_options(options: Options) -> None:
 def ignored_codes(options: Options) -> frozenset[str]:
     """Return the codes of --ignore. Raises: ValueError for a name that is no rule's."""
     codes = [code.strip().upper() for code in (options.ignore or "").split(",")]
-    return frozenset(check_choice("--ignore", code, RULES) for code in codes if code)
+    return frozenset(require_choice("--ignore", code, RULES) for code in codes if code)
 
 
 def _check_options_beside_each(options: Options) -> None:

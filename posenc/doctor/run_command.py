@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from posenc.command_line.errors import describe_os_error
-from posenc.command_line.options import check_choice
+from posenc.command_line.options import require_choice
 from posenc.doctor import choose_interpreters, compare_files
 from posenc.doctor.command import Options
 from posenc.doctor.misreadings import Case
@@ -112,7 +112,7 @@ def _do_what_options_ask(options: Options, answers: RuntimeAnswers | None) -> tu
     """Do what the options ask for; return the answer, and the exit code."""
     check_options(options)
     if options.explain is not None:
-        code = check_choice("--explain", options.explain.upper(), RULES)
+        code = require_choice("--explain", options.explain.upper(), RULES)
         return report_of_rule(RULES[code]), 0
     if options.each:
         return _judge_each(options)
@@ -146,7 +146,7 @@ def _options_of_server(source: Source, options: Options) -> Report:
     assert options.overrides is not None
     _require_config(source, "--overrides")
     if options.overrides not in RUNTIMES:  # override() says of a known one why it takes none
-        check_choice("--overrides", options.overrides, SERVERS)
+        require_choice("--overrides", options.overrides, SERVERS)
     from posenc.doctor.cures.fixing import require_no_guess
 
     meaning = meaning_of(source.config, options.length)
@@ -404,7 +404,7 @@ def _runtimes_named_by_for(options: Options) -> tuple[str, ...]:
         else [name for name, _ in _runtimes_and_versions_in_for(options)]
     )
     names = names or [""]  # only commas: refused like an unknown name
-    return tuple(dict.fromkeys(check_choice("--for", name, RUNTIMES) for name in names))
+    return tuple(dict.fromkeys(require_choice("--for", name, RUNTIMES) for name in names))
 
 
 def _runtimes_and_versions_in_for(options: Options) -> list[tuple[str, str | None]]:

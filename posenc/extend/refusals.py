@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posenc.command_line.options import check_choice
+from posenc.command_line.options import require_choice
 from posenc.extend.export.folder import (
     SERVE,
     sentence_transformers_files,
@@ -61,10 +61,10 @@ def check_before_loading(
     """Refuse what folders, config and options rule out before the model is loaded. out: the new
     folder, or None. Raises: ValueError with the reason."""
     parse_task_names(options.task)
-    check_choice("--device", options.device, DEVICES)
-    check_choice("--precision", options.precision, DTYPES)
+    require_choice("--device", options.device, DEVICES)
+    require_choice("--precision", options.precision, DTYPES)
     if method is not None:
-        check_choice("--method", method, (*ROTARY_METHODS, *learned_tables.METHODS))
+        require_choice("--method", method, (*ROTARY_METHODS, *learned_tables.METHODS))
     raw_config = read_config(folder)
     reason = WHY_NOT_EXTENDED.get(str(raw_config.get("model_type")))
     if reason:
@@ -189,7 +189,7 @@ def check_after_loading(
         known_methods = (
             ROTARY_METHODS if checkpoint.rope_settings else ("none", *learned_tables.METHODS)
         )
-        check_choice("--method", method, known_methods)
+        require_choice("--method", method, known_methods)
         _check_method(checkpoint, method, is_exported, options)
 
 

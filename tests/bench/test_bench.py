@@ -433,7 +433,7 @@ def test_a_wrong_table_is_seen_in_16_bits(name, spoil, monkeypatch):
     monkeypatch.setattr(device_check, "names", lambda: (name,))
     assert all(
         row["ok"]
-        for row in device_check.check_encodings("cpu", (40,), ("bfloat16",), 99)
+        for row in device_check.rows_of_checks("cpu", (40,), ("bfloat16",), 99)
         if "ok" in row
     )
 
@@ -446,7 +446,7 @@ def test_a_wrong_table_is_seen_in_16_bits(name, spoil, monkeypatch):
 
     monkeypatch.setattr(device_check, "_output_and_gradients", wrong)
     rows = [
-        row for row in device_check.check_encodings("cpu", (40,), ("bfloat16",), 99) if "ok" in row
+        row for row in device_check.rows_of_checks("cpu", (40,), ("bfloat16",), 99) if "ok" in row
     ]
     assert rows and not any(row["ok"] for row in rows)
 
@@ -455,13 +455,13 @@ def test_rounding_alone_is_no_error_of_cope(monkeypatch):
     """At 300 tokens bfloat16 is 0.255 from float64, and 0.007 from float64 with q, k, v rounded."""
     monkeypatch.setattr(device_check, "names", lambda: ("cope",))
     rows = [
-        row for row in device_check.check_encodings("cpu", (300,), ("bfloat16",), 99) if "ok" in row
+        row for row in device_check.rows_of_checks("cpu", (300,), ("bfloat16",), 99) if "ok" in row
     ]
     assert rows and all(row["ok"] and row["error"] < 0.02 for row in rows)
 
 
 def test_a_gradient_that_float16_cannot_hold_is_left_out_with_its_size():
-    (row,) = device_check.check_encodings("cpu", (1100,), ("float16",), 99, ["mixed_rope"])
+    (row,) = device_check.rows_of_checks("cpu", (1100,), ("float16",), 99, ["mixed_rope"])
     assert "results reach 41,106" in row["left_out"] and "65,504" in row["left_out"]
     assert "error" not in row and "ok" not in row
 
@@ -475,7 +475,7 @@ def test_the_gradient_of_a_bias_that_cancels_in_the_softmax_may_be_rounding_in_1
 
 
 def test_checks_without_time_are_left_out_and_named(two):
-    rows = list(device_check.check_encodings("cpu", (4,), ("float32",), -1.0))
+    rows = list(device_check.rows_of_checks("cpu", (4,), ("float32",), -1.0))
     assert [(row["check"], row["left_out"]) for row in rows] == [
         ("t5", "out of time"),
         ("learned_2d", "out of time"),
@@ -512,7 +512,7 @@ def test_a_card_without_bfloat16_is_checked_and_timed_in_float32(half, call, tmp
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A card")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: half)
     monkeypatch.setattr(
-        device_check, "check_encodings", lambda _, sizes, dtypes, seconds: seen.extend(dtypes) or []
+        device_check, "rows_of_checks", lambda _, sizes, dtypes, seconds: seen.extend(dtypes) or []
     )
     monkeypatch.setattr(cases, "device_cases", lambda *sizes: seen.append(sizes[-1]) or [])
     assert call("bench", "--device", "cuda", "--out", tmp_path / "card.json")[0] == 0

@@ -104,7 +104,7 @@ def test_all_watchers_hear_all(tmp_path):
             ]
         )
 
-        def slots(self):
+        def num_slots(self):
             return 1
 
         def submit(self, trial):

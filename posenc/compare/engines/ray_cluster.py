@@ -27,7 +27,7 @@ JOIN_SECONDS = 60.0
 """Seconds for Ray to answer at an address, and for all machines of its cluster."""
 POLL_SECONDS = 0.5
 """Seconds between two looks for what trials have told."""
-_TRY_TO_JOIN = (
+_JOIN_CODE = (
     "import ray, sys; ray.init(sys.argv[1], logging_level=40, log_to_driver=False)"  # errors
 )
 
@@ -51,22 +51,22 @@ class RayCluster(Remote):
         self.running: dict[Any, TrialConfig] = {}
         try:
             self.nodes = facts_of_nodes(self.ray, self.resource)
-            check_nodes(self.here, self.nodes)
-            self.about = {"engine": "ray", "machines": str(len(self.nodes))}
+            check_nodes(self.facts_here, self.nodes)
+            self.facts = {"engine": "ray", "machines": str(len(self.nodes))}
             builds = {node["build of torch"] for node in self.nodes.values()}
-            self.about |= {"build of torch": ", ".join(sorted(builds))}
-            self.about |= processors_of(self.nodes.values())
+            self.facts |= {"build of torch": ", ".join(sorted(builds))}
+            self.facts |= processors_of(self.nodes.values())
             self.mailbox = self.ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
             resources = {"num_cpus": 1, "num_gpus": int(device == "cuda"), "max_retries": 0}
-            self.run = self.ray.remote(scheduling_strategy="SPREAD", **resources)(run_job)
+            self.run_remotely = self.ray.remote(scheduling_strategy="SPREAD", **resources)(run_job)
         except BaseException:
             self.cancel()
             raise
 
-    def slots(self) -> int:
+    def num_slots(self) -> int:
         """Return how many trials the cluster has cores or GPUs for, now."""
-        available = int(self.ray.cluster_resources().get(self.resource, 0))
-        return max(1, min(available, self.max_parallel or available))
+        num_available = int(self.ray.cluster_resources().get(self.resource, 0))
+        return max(1, min(num_available, self.max_parallel or num_available))
 
     def prepare(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
         """Check that every machine reads and writes the folder or storage, and copy texts there."""
@@ -75,20 +75,22 @@ class RayCluster(Remote):
 
     def send(self, trial: TrialConfig, job: Job) -> None:
         """Start the job as a task of Ray."""
-        self.running[self.run.remote(job, self.mailbox)] = trial
+        self.running[self.run_remotely.remote(job, self.mailbox)] = trial
 
     def poll(self) -> None:
         """Wait a moment for a task to end, and pass on what trials told and how tasks ended.
         Raises: RunFailed if the cluster is gone."""
         try:
-            done, _ = self.ray.wait(list(self.running), num_returns=1, timeout=POLL_SECONDS)
+            done_references, _ = self.ray.wait(
+                list(self.running), num_returns=1, timeout=POLL_SECONDS
+            )
             with contextlib.suppress(self.ray.exceptions.RayError):  # Ray makes a new mailbox
                 for trial, event in self.ray.get(
                     self.mailbox.take.remote(), timeout=ANSWER_SECONDS
                 ):
-                    if trial in self.progress:
+                    if trial in self.progress_of_trial:
                         self.report_event(trial, event)
-            for reference in done:
+            for reference in done_references:
                 self._report_end_of_task(self.running.pop(reference), reference)
         except (ConnectionError, self.ray.exceptions.RaySystemError) as error:
             why = f"The Ray cluster is gone ({one_line(error)})."
@@ -136,7 +138,7 @@ def run_job(job: Job, mailbox: Any) -> TrialResult:
     return job.run(limit_step_events(1.0, lambda event: mailbox.put.remote(job.trial, event)))
 
 
-def connect(address: str | None, cores: int | None) -> Any:
+def connect(address: str | None, num_workers: int | None) -> Any:
     """Connect to the cluster and return the module ray. Raises: ValueError where ray is not
     installed or no cluster answers."""
     require_package("ray", "--engine ray")
@@ -147,7 +149,9 @@ def connect(address: str | None, cores: int | None) -> Any:
         from posenc.machine.hardware import num_cores  # loads torch
 
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init("local", num_cpus=cores or num_cores(), include_dashboard=False, **log_options)
+        ray.init(
+            "local", num_cpus=num_workers or num_cores(), include_dashboard=False, **log_options
+        )
         return ray
     if address != "auto":
         _check_address(address)
@@ -169,8 +173,8 @@ def _check_address(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     hint = "The port is 10001 with ray:// and 6379 without, unless the cluster says otherwise."
     if not host or not port.isdigit():
-        expected = "--address must be ray://HOST:PORT, HOST:PORT or auto"
-        raise ValueError(f"{expected}, got {address!r}. {hint}")
+        usage = "--address must be ray://HOST:PORT, HOST:PORT or auto"
+        raise ValueError(f"{usage}, got {address!r}. {hint}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
     except (OSError, OverflowError) as error:
@@ -178,7 +182,7 @@ def _check_address(address: str) -> None:
         why = f"nothing answers there ({one_line(error)}). {advice}"
         raise ValueError(f"--address {address}: {why}") from None
     # In a process of its own: Ray may wait for minutes, and may end its process.
-    command = [sys.executable, "-P", "-c", _TRY_TO_JOIN, address]
+    command = [sys.executable, "-P", "-c", _JOIN_CODE, address]
     try:
         attempt = subprocess.run(command, capture_output=True, text=True, timeout=JOIN_SECONDS)
     except subprocess.TimeoutExpired:
@@ -188,8 +192,12 @@ def _check_address(address: str) -> None:
         )
         raise ValueError(f"--address {address}: {why}. {hint}") from None
     if attempt.returncode:
-        lines = [line for line in attempt.stderr.splitlines() if line.strip() and line[0] != " "]
-        reason = next((line for line in reversed(lines) if "Error" in line), (lines or ["?"])[-1])
+        error_lines = [
+            line for line in attempt.stderr.splitlines() if line.strip() and line[0] != " "
+        ]
+        reason = next(
+            (line for line in reversed(error_lines) if "Error" in line), (error_lines or ["?"])[-1]
+        )
         raise ValueError(
             f"--address {address}: Ray cannot join the cluster: {reason.strip()[:400]}"
         )
@@ -209,13 +217,15 @@ def facts_of_nodes(ray: Any, resource: str) -> dict[str, dict[str, str]]:
     return {node: nodes[node] | answers[node] for node in answers}
 
 
-def check_nodes(here: dict[str, str], nodes: dict[str, dict[str, str]]) -> None:
+def check_nodes(facts_here: dict[str, str], nodes: dict[str, dict[str, str]]) -> None:
     """Refuse machines on which trials would give other numbers. Raises: ValueError."""
-    for node in nodes.values():
-        differs = describe_difference(here, node)
-        if differs is not None:
+    for facts in nodes.values():
+        difference = describe_difference(facts_here, facts)
+        if difference is not None:
             advice = "Numbers would not be comparable; install the same there."
-            raise ValueError(f"--engine ray: machine {node['name']} differs: {differs}. {advice}")
+            raise ValueError(
+                f"--engine ray: machine {facts['name']} differs: {difference}. {advice}"
+            )
 
 
 def check_folder(
@@ -228,29 +238,32 @@ def check_folder(
     if storage is None:
         folder.stat()  # raises where there is none, which writing would make
         storage = Storage(f"file://{folder}")
-        where = f"--out {folder}"
+        option_in_words = f"--out {folder}"
         advice = "Give an --out that all machines share, or a --storage such as s3://bucket/run."
     else:
-        where = f"--storage {storage.url}"
+        option_in_words = f"--storage {storage.url}"
         advice = "Give a URL that all machines reach, with the same credentials."
     with storage.probe_file() as (name, word):
         answers = ask(ray, nodes, storage_problem, storage.url, name, word)
         for node, problem in answers.items():
             if problem is not None:
-                raise ValueError(f"{where}: machine {nodes[node]['name']}: {problem}. {advice}")
+                raise ValueError(
+                    f"{option_in_words}: machine {nodes[node]['name']}: {problem}. {advice}"
+                )
 
 
-def ask(ray: Any, nodes: dict[str, dict[str, str]], question: Any, *args: Any) -> dict[str, Any]:
-    """Call the function `question` with `args` on each machine; return the results by Ray's ids of
-    the machines, but for those that have left the cluster meanwhile.
+def ask(ray: Any, nodes: dict[str, dict[str, str]], function: Any, *args: Any) -> dict[str, Any]:
+    """Call `function` with `args` on each machine; return the results by Ray's ids of the
+    machines, but for those that have left the cluster meanwhile.
 
     Raises: ValueError where a machine does not answer.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
-    remote = ray.remote(num_cpus=0, max_retries=0)(question)
+    remote_function = ray.remote(num_cpus=0, max_retries=0)(function)
     references = {
-        n: remote.options(scheduling_strategy=On(n, soft=False)).remote(*args) for n in nodes
+        node: remote_function.options(scheduling_strategy=On(node, soft=False)).remote(*args)
+        for node in nodes
     }
     deadline = time.monotonic() + JOIN_SECONDS
     answers = {}
@@ -270,4 +283,8 @@ def ask(ray: Any, nodes: dict[str, dict[str, str]], question: Any, *args: Any) -
 
 def _is_alive(ray: Any, node: str) -> bool:
     """Return True if a machine of this id belongs to the cluster now."""
-    return any(known["Alive"] for known in ray.nodes() if known["NodeID"] == node)
+    return any(
+        node_of_cluster["Alive"]
+        for node_of_cluster in ray.nodes()
+        if node_of_cluster["NodeID"] == node
+    )

@@ -46,7 +46,7 @@ class Job:
     folder: path of the study's folder. Without a storage, all machines must see it there.
     storage: URL of the storage that all machines see; None where they see the folder.
     checkpoint_steps: steps between two checkpoints.
-    here: facts of the machine that the command runs on.
+    facts_here: facts of the machine that the command runs on.
     cwd: the command's current folder, from which files with encodings are named.
     """
 
@@ -54,7 +54,7 @@ class Job:
     folder: str
     storage: str | None
     checkpoint_steps: int
-    here: dict[str, str]
+    facts_here: dict[str, str]
     cwd: str
 
     def run(self, receive_event: ReceiveEvent) -> TrialResult:
@@ -63,16 +63,18 @@ class Job:
         receive_event: called with each event of the trial.
         Raises: Lost if the trial could not run to its end here, through no fault of its own.
         """
-        differs = describe_difference(self.here, machine_facts())
-        if differs is not None:
-            raise Lost(f"{platform.node()}: {differs}")
+        difference = describe_difference(self.facts_here, machine_facts())
+        if difference is not None:
+            raise Lost(f"{platform.node()}: {difference}")
         if self.trial.code and Path(self.cwd).is_dir():
             os.chdir(self.cwd)
         if self.storage is None:
             return self._run_in_process(Path(self.folder), receive_event)
-        with tempfile.TemporaryDirectory(prefix="posenc-") as scratch:
+        with tempfile.TemporaryDirectory(prefix="posenc-") as scratch_folder:
             try:
-                return self._run_with_storage(Storage(self.storage), Path(scratch), receive_event)
+                return self._run_with_storage(
+                    Storage(self.storage), Path(scratch_folder), receive_event
+                )
             except OSError as error:
                 raise Lost(f"{self.storage}: {one_line(error)}") from error
 
@@ -83,13 +85,15 @@ class Job:
         what it writes."""
         if self.trial.is_on_text:
             # Kept between trials; no other user can write there.
-            texts = make_private_folder(Path(tempfile.gettempdir()) / f"posenc-texts-{os.getuid()}")
-            text_folder = folder_of_text(texts, self.trial.corpus)
+            texts_folder = make_private_folder(
+                Path(tempfile.gettempdir()) / f"posenc-texts-{os.getuid()}"
+            )
+            text_folder = folder_of_text(texts_folder, self.trial.corpus)
             storage.download_text(text_folder)
             folder_of_text(folder, self.trial.corpus).symlink_to(text_folder)
-        home = folder / self.trial.folder
-        replace_with_stored_files(storage, home)
-        mirror = Mirror(storage, home)
+        trial_folder = folder / self.trial.folder
+        replace_with_stored_files(storage, trial_folder)
+        mirror = Mirror(storage, trial_folder)
 
         def keep_and_tell(event: dict[str, Any]) -> None:
             mirror.copy_checkpoint()
@@ -114,9 +118,9 @@ class Job:
                 receive_event(event)
         finally:
             process.kill()
-        signal = process.killed_by()
-        if signal is not None:
-            raise Lost(f"its process was ended by {signal}")
+        killing_signal = process.killed_by()
+        if killing_signal is not None:
+            raise Lost(f"its process was ended by {killing_signal}")
         return process.result()
 
 
@@ -150,8 +154,8 @@ class Remote:
 
     def __init__(self, storage: str | None) -> None:
         self.storage = None if storage is None else Storage(storage)
-        self.here = machine_facts()
-        self.progress: dict[TrialConfig, Progress] = {}
+        self.facts_here = machine_facts()
+        self.progress_of_trial: dict[TrialConfig, Progress] = {}
         self.events: deque[tuple[TrialConfig, TrialEvent]] = deque()
 
     def prepare(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
@@ -161,18 +165,18 @@ class Remote:
         self.checkpoint_steps = checkpoint_steps
         if self.storage is None:
             return
-        for corpus in {trial.corpus for trial in trials if trial.is_on_text}:
-            self.storage.upload_text(folder_of_text(folder, corpus))
-        results = self.storage.fs.glob(self.storage.path("*/result.json"))
-        finished = {PurePosixPath(result).parent.name for result in results}
+        for corpus_hash in {trial.corpus for trial in trials if trial.is_on_text}:
+            self.storage.upload_text(folder_of_text(folder, corpus_hash))
+        result_paths = self.storage.fs.glob(self.storage.path("*/result.json"))
+        finished_folders = {PurePosixPath(result_path).parent.name for result_path in result_paths}
         for trial in trials:
-            if trial.folder in finished and not is_done(folder, trial):
+            if trial.folder in finished_folders and not is_done(folder, trial):
                 download_result(self.storage, folder / trial.folder)
 
     def submit(self, trial: TrialConfig) -> None:
         """Send the trial as a job, from its last checkpoint where it has one."""
         make_trial_folder(self.folder, trial)
-        self.progress[trial] = Progress()
+        self.progress_of_trial[trial] = Progress()
         self.send(trial, self._job(trial))
 
     def wait(self) -> tuple[TrialConfig, TrialEvent]:
@@ -192,14 +196,14 @@ class Remote:
 
     def report_event(self, trial: TrialConfig, event: dict[str, Any]) -> None:
         """Queue an event of a running trial for `wait`, and note its step."""
-        progress = self.progress[trial]
+        progress = self.progress_of_trial[trial]
         progress.step = max(progress.step, event.get("step", 0))
         self.events.append((trial, event))
 
     def report_end(self, trial: TrialConfig, result: TrialResult) -> None:
         """Write the result of a trial that has ended into its folder, and queue it for `wait`. The
         result may be a failure."""
-        del self.progress[trial]
+        del self.progress_of_trial[trial]
         if result.reason is not None:
             write_failure(self.folder / trial.folder, result)
         elif self.storage is not None:
@@ -210,10 +214,10 @@ class Remote:
     def retry_lost_trial(self, trial: TrialConfig, why: str) -> None:
         """Start a trial again that has ended through no fault of its own. If it was lost more than
         MAX_LOST_RUNS times at one step, report a failure with the reason `why` instead."""
-        progress = self.progress[trial]
+        progress = self.progress_of_trial[trial]
         if progress.count_lost_run():
-            note = {"kind": "note", "text": f"{why}; it goes on from its last checkpoint"}
-            self.report_event(trial, note)
+            note_event = {"kind": "note", "text": f"{why}; it goes on from its last checkpoint"}
+            self.report_event(trial, note_event)
             self.send(trial, self._job(trial))
         else:
             reason = f"lost {progress.lost_runs} times at step {progress.step}: {why}"
@@ -225,4 +229,6 @@ class Remote:
         # the job has compared its machine with this one.
         trial = replace(trial, torch=str(trial.torch))
         url = None if self.storage is None else self.storage.url
-        return Job(trial, str(self.folder), url, self.checkpoint_steps, self.here, str(Path.cwd()))
+        return Job(
+            trial, str(self.folder), url, self.checkpoint_steps, self.facts_here, str(Path.cwd())
+        )

@@ -22,14 +22,15 @@ from posenc.machine.hardware import gpus, num_cores
 class Engine(Protocol):
     """Runs trials. A trial is the same process on every engine, so its numbers do not depend on it.
 
-    Used in this order: `slots`, `prepare`, then `submit` and `wait` in turn, and `cancel` at last.
+    Used in this order: `num_slots`, `prepare`, then `submit` and `wait` in turn, and `cancel` at
+    last.
 
-    about: what the report says about where the trials run.
+    facts: what the report says about where the trials run.
     """
 
-    about: dict[str, str]
+    facts: dict[str, str]
 
-    def slots(self) -> int:
+    def num_slots(self) -> int:
         """Return how many trials it runs at a time, now."""
         ...
 
@@ -49,21 +50,21 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """`workers` trials at a time, each with a thread that listens to it.
+    """`num_workers` trials at a time, each with a thread that listens to it.
 
     gpus: as CUDA_VISIBLE_DEVICES names them; a trial gets the one with the fewest trials.
     """
 
-    def __init__(self, workers: int, gpus: Sequence[str] = ()) -> None:
-        self.workers = workers
+    def __init__(self, num_workers: int, gpus: Sequence[str] = ()) -> None:
+        self.num_workers = num_workers
         self.gpus = gpus
-        self.about = {}
+        self.facts = {}
         self.running: dict[TrialConfig, tuple[TrialProcess, threading.Thread, str | None]] = {}
         self.events: queue.Queue[tuple[TrialConfig, dict[str, Any] | None]] = queue.Queue()
 
-    def slots(self) -> int:
+    def num_slots(self) -> int:
         """Return the number of workers."""
-        return self.workers
+        return self.num_workers
 
     def prepare(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
         """Keep the folder, which trials of this machine can read and write."""
@@ -72,11 +73,11 @@ class LocalEngine:
 
     def submit(self, trial: TrialConfig) -> None:
         """Start the process of a trial, and a thread that listens to it."""
-        used = [gpu for _, _, gpu in self.running.values()]
-        gpu = min(self.gpus, key=used.count, default=None)
-        started = TrialProcess(self.folder, trial, self.checkpoint_steps, gpu=gpu)
-        listener = threading.Thread(target=self._listen, args=(started,), daemon=True)
-        self.running[trial] = started, listener, gpu
+        used_gpus = [gpu for _, _, gpu in self.running.values()]
+        gpu = min(self.gpus, key=used_gpus.count, default=None)
+        process = TrialProcess(self.folder, trial, self.checkpoint_steps, gpu=gpu)
+        listener = threading.Thread(target=self._listen, args=(process,), daemon=True)
+        self.running[trial] = process, listener, gpu
         listener.start()
 
     def wait(self) -> tuple[TrialConfig, TrialEvent]:
@@ -86,34 +87,34 @@ class LocalEngine:
 
     def cancel(self) -> None:
         """Kill all processes, and wait for the threads that listen to them."""
-        for started, _, _ in self.running.values():
-            started.kill()
+        for process, _, _ in self.running.values():
+            process.kill()
         for _, listener, _ in self.running.values():
             listener.join()
 
-    def _listen(self, started: TrialProcess) -> None:
+    def _listen(self, process: TrialProcess) -> None:
         """Queue the events of a trial for `wait`, and None when its process has ended."""
-        for event in started.events():
-            self.events.put((started.trial, event))
-        self.events.put((started.trial, None))
+        for event in process.events():
+            self.events.put((process.trial, event))
+        self.events.put((process.trial, None))
 
 
-def open_engine(options: Options, device: str, count: int) -> Engine:
-    """Open the engine that the options name, for `count` trials.
+def open_engine(options: Options, device: str, num_trials: int) -> Engine:
+    """Open the engine that the options name, for `num_trials` trials.
 
     Raises: ValueError where it cannot be reached, or its machines differ from this one.
     """
     if options.engine == "local":
         gpu_names = gpus() if device == "cuda" else []
-        workers = options.workers or len(gpu_names) or num_cores()
-        return LocalEngine(min(workers, count), gpu_names)
+        num_workers = options.workers or len(gpu_names) or num_cores()
+        return LocalEngine(min(num_workers, num_trials), gpu_names)
     if options.engine == "ray":
         from posenc.compare.engines.ray_cluster import RayCluster
 
         return RayCluster(options.address, options.storage, options.max_parallel, device)
     from posenc.compare.engines.slurm import Slurm
 
-    return Slurm(options.partition, options.max_parallel or count, device)
+    return Slurm(options.partition, options.max_parallel or num_trials, device)
 
 
 def run_trials(
@@ -138,7 +139,7 @@ def run_trials(
     disk_number = folder.stat().st_dev
     try:
         while waiting or num_running:
-            while waiting and num_running < engine.slots():
+            while waiting and num_running < engine.num_slots():
                 engine.submit(waiting.popleft())
                 num_running += 1
             trial, event = engine.wait()

@@ -48,7 +48,7 @@ class Slurm(Remote):
                 f"--engine slurm: there is no sbatch and srun on this machine. {advice}"
             )
         super().__init__(None)
-        self.about = {"engine": "slurm", "partition": partition or "the default"}
+        self.facts = {"engine": "slurm", "partition": partition or "the default"}
         self.submitit = submitit
         self.cluster = cluster
         self.max_parallel = max_parallel
@@ -62,7 +62,7 @@ class Slurm(Remote):
         self.running: dict[TrialConfig, Any] = {}
         self.waiting: list[tuple[TrialConfig, Job]] = []
 
-    def slots(self) -> int:
+    def num_slots(self) -> int:
         """Return how many jobs may be queued or run at a time."""
         return min(self.max_parallel, LONGEST_ARRAY)
 
@@ -70,12 +70,12 @@ class Slurm(Remote):
         """Make a folder for the messages of this run, delete those of earlier ones, whose jobs then
         end, and build submitit's executor."""
         super().prepare(folder, trials, checkpoint_steps)
-        home = make_subfolder(self.folder / "slurm")
-        for earlier in home.glob("run-*"):
-            remove_folder(earlier)
-        self.run = home / f"run-{secrets.token_hex(8)}"
-        make_subfolder(self.run)
-        self.executor = self.submitit.AutoExecutor(home, cluster=self.cluster)
+        slurm_folder = make_subfolder(self.folder / "slurm")
+        for earlier_folder in slurm_folder.glob("run-*"):
+            remove_folder(earlier_folder)
+        self.run_folder = slurm_folder / f"run-{secrets.token_hex(8)}"
+        make_subfolder(self.run_folder)
+        self.executor = self.submitit.AutoExecutor(slurm_folder, cluster=self.cluster)
         self.executor.update_parameters(**self.job_parameters)
 
     def send(self, trial: TrialConfig, job: Job) -> None:
@@ -88,7 +88,7 @@ class Slurm(Remote):
             self._submit_waiting()
         time.sleep(POLL_SECONDS)
         for trial, job in list(self.running.items()):
-            message_file = self.run / f"{trial.folder}.json"
+            message_file = self.run_folder / f"{trial.folder}.json"
             with contextlib.suppress(OSError):  # it has said nothing more
                 event = json.loads(read_file_text(message_file))
                 message_file.unlink()
@@ -107,7 +107,9 @@ class Slurm(Remote):
         """Submit all that wait as one array."""
         batch = self.waiting
         self.waiting = []
-        tasks = [SlurmTask(job, str(self.run / f"{trial.folder}.json")) for trial, job in batch]
+        tasks = [
+            SlurmTask(job, str(self.run_folder / f"{trial.folder}.json")) for trial, job in batch
+        ]
         try:
             jobs = self.executor.submit_array(tasks)
         except Exception as error:  # submitit's, of sbatch

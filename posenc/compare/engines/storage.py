@@ -29,7 +29,7 @@ from posenc.files.opening import (
 from posenc.files.sealed_json import seal, unseal
 from posenc.lazy import require_package
 
-CONTENTS = "contents.json"
+CONTENTS_FILE = "contents.json"
 """In the folder of a text: the hash of each file, written last."""
 
 
@@ -81,26 +81,26 @@ class Storage:
             with contextlib.suppress(FileNotFoundError):
                 self.fs.rm_file(self.path(name))
 
-    def upload(self, home: Path, names: Iterable[str]) -> None:
-        """Copy these files of the folder `home` to the storage, into a folder of the same name, in
+    def upload(self, folder: Path, names: Iterable[str]) -> None:
+        """Copy these files of `folder` to the storage, into a folder of the same name, in
         this order."""
         for name in names:
-            self.write(f"{home.name}/{name}", read_file_bytes(home / name, None))
+            self.write(f"{folder.name}/{name}", read_file_bytes(folder / name, None))
 
-    def download(self, home: Path, names: Iterable[str]) -> None:
-        """Copy these files from the storage's folder of the same name into the folder `home`, in
+    def download(self, folder: Path, names: Iterable[str]) -> None:
+        """Copy these files from the storage's folder of the same name into `folder`, in
         this order, but for those that have gone meanwhile."""
         for name in names:
-            content = self.read(f"{home.name}/{name}")
+            content = self.read(f"{folder.name}/{name}")
             if content is not None:
-                make_folder((home / name).parent)
-                write_atomically(home / name, content)
+                make_folder((folder / name).parent)
+                write_atomically(folder / name, content)
 
     def names(self, folder: str) -> list[str]:
         """List all files in a folder and below, by their names in it."""
-        above = self.path(folder).rstrip("/")
-        paths = self.fs.find(above) if self.fs.exists(above) else []
-        return [PurePosixPath(path).relative_to(above).as_posix() for path in paths]
+        parent_path = self.path(folder).rstrip("/")
+        paths = self.fs.find(parent_path) if self.fs.exists(parent_path) else []
+        return [PurePosixPath(path).relative_to(parent_path).as_posix() for path in paths]
 
     @contextlib.contextmanager
     def probe_file(self) -> Iterator[tuple[str, str]]:
@@ -133,84 +133,86 @@ class Storage:
 
     def upload_text(self, folder: Path) -> None:
         """Copy the folder of a text to the storage, unless it is there whole."""
-        contents = _hash_text_files(folder)
-        name = f"{folder.name}/{CONTENTS}"
-        sealed = seal(contents).encode()
-        if self.read(name) != sealed:
-            self.upload(folder, contents)
-            self.write(name, sealed)
+        hash_by_name = _hash_text_files(folder)
+        name = f"{folder.name}/{CONTENTS_FILE}"
+        sealed_contents = seal(hash_by_name).encode()
+        if self.read(name) != sealed_contents:
+            self.upload(folder, hash_by_name)
+            self.write(name, sealed_contents)
 
     def download_text(self, folder: Path) -> None:
         """Copy the text of this name into `folder`, unless it is there whole. Raises: OSError."""
         try:
-            contents = unseal((self.read(f"{folder.name}/{CONTENTS}") or b"").decode())
+            hash_by_name = unseal((self.read(f"{folder.name}/{CONTENTS_FILE}") or b"").decode())
         except ValueError:
             raise OSError(f"{self.url} does not hold {folder.name} whole") from None
-        if _hash_text_files(folder) == contents:
+        if _hash_text_files(folder) == hash_by_name:
             return
         remove_folder(folder)
-        with tempfile.TemporaryDirectory(prefix=".text-", dir=folder.parent) as scratch:
-            partial = Path(scratch) / folder.name
-            self.download(partial, contents)
-            if _hash_text_files(partial) != contents:
+        with tempfile.TemporaryDirectory(prefix=".text-", dir=folder.parent) as scratch_folder:
+            partial_folder = Path(scratch_folder) / folder.name
+            self.download(partial_folder, hash_by_name)
+            if _hash_text_files(partial_folder) != hash_by_name:
                 raise OSError(f"{self.url}/{folder.name} is damaged; delete it there")
             with contextlib.suppress(OSError):  # another trial was faster
-                partial.rename(folder)
+                partial_folder.rename(folder)
 
 
 class Mirror:
-    """Copies what a trial writes in `home` to the storage. A checkpoint that could not be copied is
-    tried again at the next call; `copy_error` keeps why."""
+    """Copies what a trial writes in `folder` to the storage. A checkpoint that could not be copied
+    is tried again at the next call; `copy_error` keeps why."""
 
-    def __init__(self, storage: Storage, home: Path) -> None:
+    def __init__(self, storage: Storage, folder: Path) -> None:
         self.storage = storage
-        self.home = home
-        self.copied = ""
+        self.folder = folder
+        self.copied_text = ""
         self.copy_error = ""
 
     def copy_checkpoint(self) -> None:
         """Copy the checkpoint if it is new; tensors first, for the state names them."""
         try:
-            state = read_file_text(self.home / CHECKPOINT_FILE)
-            if state == self.copied:
+            checkpoint_text = read_file_text(self.folder / CHECKPOINT_FILE)
+            if checkpoint_text == self.copied_text:
                 return
-            name = Cursor.from_json(state).tensors
-            tensors = read_file_bytes(self.home / name, None)
+            tensors_file = Cursor.from_json(checkpoint_text).tensors
+            tensor_bytes = read_file_bytes(self.folder / tensors_file, None)
         except FileNotFoundError:  # there is none, or a newer one has just replaced it
             return
         try:
-            self.storage.write(f"{self.home.name}/{name}", tensors)
-            self.storage.write(f"{self.home.name}/{CHECKPOINT_FILE}", state.encode())
-            self.copied = state
-            self._remove_checkpoints(keep=(CHECKPOINT_FILE, name))
+            self.storage.write(f"{self.folder.name}/{tensors_file}", tensor_bytes)
+            self.storage.write(f"{self.folder.name}/{CHECKPOINT_FILE}", checkpoint_text.encode())
+            self.copied_text = checkpoint_text
+            self._remove_checkpoints(kept_names=(CHECKPOINT_FILE, tensors_file))
         except Exception as error:  # of any of fsspec's file systems
             self.copy_error = str(error)
 
     def copy_result(self) -> None:
         """Copy all that a finished trial wrote, its result last, and forget its checkpoint."""
-        files = [path for path in self.home.rglob("*") if path.is_file() and not is_partial(path)]
-        names = (path.relative_to(self.home).as_posix() for path in files)
-        self.storage.upload(self.home, _names_with_result_last(names))
+        paths = [path for path in self.folder.rglob("*") if path.is_file() and not is_partial(path)]
+        names = (path.relative_to(self.folder).as_posix() for path in paths)
+        self.storage.upload(self.folder, _names_with_result_last(names))
         self._remove_checkpoints()
 
-    def _remove_checkpoints(self, keep: tuple[str, ...] = ()) -> None:
-        """Delete the trial's checkpoints in the storage, but for the files named in `keep`."""
-        names = self.storage.names(self.home.name)
-        old = [n for n in names if n.startswith("checkpoint") and n not in keep]
-        self.storage.remove(f"{self.home.name}/{name}" for name in old)
+    def _remove_checkpoints(self, kept_names: tuple[str, ...] = ()) -> None:
+        """Delete the trial's checkpoints in the storage, but for the files in `kept_names`."""
+        names = self.storage.names(self.folder.name)
+        old_names = [n for n in names if n.startswith("checkpoint") and n not in kept_names]
+        self.storage.remove(f"{self.folder.name}/{name}" for name in old_names)
 
 
-def replace_with_stored_files(storage: Storage, home: Path) -> None:
-    """Replace the folder `home` by what the storage has of it: a checkpoint, a result, or nothing.
+def replace_with_stored_files(storage: Storage, folder: Path) -> None:
+    """Replace `folder` by what the storage has of it: a checkpoint, a result, or nothing.
     The result is copied last: where it is, a trial counts as finished."""
-    remove_folder(home)
-    make_subfolder(home)
-    storage.download(home, sorted(storage.names(home.name), key=lambda name: name == "result.json"))
+    remove_folder(folder)
+    make_subfolder(folder)
+    storage.download(
+        folder, sorted(storage.names(folder.name), key=lambda name: name == "result.json")
+    )
 
 
-def download_result(storage: Storage, home: Path) -> None:
-    """Copy a finished trial from the storage into `home`, its result last."""
-    storage.download(home, _names_with_result_last(storage.names(home.name)))
+def download_result(storage: Storage, folder: Path) -> None:
+    """Copy a finished trial from the storage into `folder`, its result last."""
+    storage.download(folder, _names_with_result_last(storage.names(folder.name)))
 
 
 def _names_with_result_last(names: Iterable[str]) -> list[str]:

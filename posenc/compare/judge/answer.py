@@ -22,7 +22,7 @@ from posenc.compare.judge.judgement import (
     moves_of_leads,
     why_no_interval,
 )
-from posenc.compare.judge.near_far import failed_trials, near_and_far
+from posenc.compare.judge.near_far import count_failed_trials, near_and_far
 from posenc.compare.judge.sentences import number_word
 from posenc.compare.judge.served_by import SERVERS, servers_of
 from posenc.compare.judge.standing import (
@@ -43,24 +43,28 @@ from posenc.tasks.registry import TEXT
 class Answer(NamedTuple):
     """Hold the recommendation in words and what it says.
 
-    rows: the names of the rows to take, without repetition.
+    row_names: the rows to take, without repetition.
     certainties: how sure each choice is, USE, LEADS or TIED: near bytes, far bytes, then tasks.
     """
 
     text: str
-    rows: list[str]
+    row_names: list[str]
     certainties: list[str]
 
 
 def conclude(study: Study) -> Study:
     """Return the study with its summaries, its recommendation and its limits."""
-    shown = with_labels(study)
-    text = shown.of_task(TEXT)
+    labelled_study = with_labels(study)
+    text_study = labelled_study.of_task(TEXT)
     study = replace(
-        study, summary=summarise(text) if text.trials else (), tasks=summarise_tasks(shown)
+        study,
+        summary=summarise(text_study) if text_study.trials else (),
+        tasks=summarise_tasks(labelled_study),
     )
-    shown = replace(shown, summary=study.summary)
-    return replace(study, recommendation=answer(shown), limits=limits(shown))
+    labelled_study = replace(labelled_study, summary=study.summary)
+    return replace(
+        study, recommendation=answer(labelled_study), limits=limits_in_words(labelled_study)
+    )
 
 
 def answer(study: Study) -> str:
@@ -74,35 +78,35 @@ def answer_and_choices(study: Study) -> Answer:
     What failed and what was not checked comes first, then the user's own encodings, then the row
     to take. None of these is ever left out.
     """
-    failed = failed_trials(study)
+    failure_counts = count_failed_trials(study)
     if not study.finished:
-        return Answer(sentences.sentence_without_results(failed), [], [])
+        return Answer(sentences.sentence_without_results(failure_counts), [], [])
     judgement = judge(study) if any(r.config.task == TEXT for r in study.finished) else None
-    parts = list(sentences.sentences_on_failures(failed))
+    parts = list(sentences.sentences_on_failures(failure_counts))
     if study.unchecked:
         parts.append(sentences.sentence_on_unchecked(study.unchecked))
-    overall = standing_of_tasks(study) if any(map(has_learned, study.finished)) else None
-    rows: list[str] = []
+    overall_standing = standing_of_tasks(study) if any(map(has_learned, study.finished)) else None
+    row_names: list[str] = []
     certainties: list[str] = []
     if judgement is not None:
-        parts += sentences.sentences_on_own(judgement.own)
-        on_text = list(sentences.sentences_on_text(judgement))
-        if not on_text and judgement.places.near is None:
-            on_text = _where_nothing_runs(study)
-        parts += on_text
-        rows += _taken(judgement)
+        parts += sentences.sentences_on_own(judgement.own_comparisons)
+        text_sentences = list(sentences.sentences_on_text(judgement))
+        if not text_sentences and judgement.places.near is None:
+            text_sentences = _sentences_on_nothing_running(study)
+        parts += text_sentences
+        row_names += _rows_to_take(judgement)
         certainties += [choice.certainty for choice in judgement.choices]
-    for standing, metric in _standings_of_tasks(study, overall):
+    for standing, metric in _standings_of_tasks(study, overall_standing):
         parts.append(sentences.sentence_on_task(standing, metric, why_no_interval(standing)))
         if len(standing.order) > 1:
-            rows.append(standing.order[0])
+            row_names.append(standing.order[0])
             certainties.append(sentences.certainty_on_task(standing))
-    parts += _unlearned_tasks(study, overall)
+    parts += _sentences_on_unlearned_tasks(study, overall_standing)
     text = " ".join(parts)
-    return Answer(text, [*dict.fromkeys(rows)], certainties)
+    return Answer(text, [*dict.fromkeys(row_names)], certainties)
 
 
-def limits(study: Study) -> str:
+def limits_in_words(study: Study) -> str:
     """Return what the study leaves open: its few seeds, texts and tasks, its small model, its short
     training, what was not tested, and encodings that are not in the verdict."""
     if not study.finished:
@@ -122,45 +126,51 @@ def _sentences_on_tunings(study: Study) -> Iterator[str]:
     """Yield the sentence on encodings whose short tuning at length made their weights worse than
     they are in a window without it, near or far, by more than MARGIN; nothing otherwise."""
     by_name = rows_by_name(study)
-    not_helped = []
+    unhelped_encodings = []
     for encoding in dict.fromkeys(row.encoding for row in rows_of(study)):
-        tuned = by_name.get(row_name(encoding, "tuned"))
-        in_window = by_name.get(row_name(encoding, "window"))
-        if tuned and in_window and _is_worse(tuned, in_window):
-            not_helped.append(encoding)
-    if not_helped:
-        yield sentences.sentence_on_tunings_without_gain(not_helped)
+        tuned_rows = by_name.get(row_name(encoding, "tuned"))
+        window_rows = by_name.get(row_name(encoding, "window"))
+        if tuned_rows and window_rows and _is_worse(tuned_rows, window_rows):
+            unhelped_encodings.append(encoding)
+    if unhelped_encodings:
+        yield sentences.sentence_on_tunings_without_gain(unhelped_encodings)
 
 
-def _is_worse(tuned: Sequence[Row], in_window: Sequence[Row]) -> bool:
-    """Return True if the mean loss over seeds of `tuned` is higher by more than MARGIN than that of
-    `in_window`, at the training length or on far bytes."""
-    longest = max(tuned[0].trial.test_lengths)
-    near = [_mean_known(row.near.bits_per_byte for row in rows) for rows in (tuned, in_window)]
-    far = [
-        _mean_known(row.far_by_length[longest].far for row in rows if longest in row.far_by_length)
-        for rows in (tuned, in_window)
+def _is_worse(tuned_rows: Sequence[Row], window_rows: Sequence[Row]) -> bool:
+    """Return True if the mean loss over seeds of `tuned_rows` is higher by more than MARGIN than
+    that of `window_rows`, at the training length or on far bytes."""
+    longest_length = max(tuned_rows[0].trial.test_lengths)
+    near_losses = [
+        _mean_known(row.near.bits_per_byte for row in rows) for rows in (tuned_rows, window_rows)
+    ]
+    far_losses = [
+        _mean_known(
+            row.far_by_length[longest_length].far
+            for row in rows
+            if longest_length in row.far_by_length
+        )
+        for rows in (tuned_rows, window_rows)
     ]
     # A missing loss is nan, which is higher than none.
-    return near[0] > near[1] + MARGIN or far[0] > far[1] + MARGIN
+    return near_losses[0] > near_losses[1] + MARGIN or far_losses[0] > far_losses[1] + MARGIN
 
 
 def _mean_known(losses: Iterable[float | None]) -> float:
     """Return the mean of the losses that are known; nan if none is."""
-    known = [bits for bits in losses if bits is not None]
-    return fmean(known) if known else math.nan
+    known_losses = [bits for bits in losses if bits is not None]
+    return fmean(known_losses) if known_losses else math.nan
 
 
 def _sentences_on_table_rates(study: Study) -> Iterator[str]:
     """Yield the sentence on how much faster than the model the tables and scalars of encodings
     learned, where a search chose a factor other than the default; nothing otherwise."""
-    chosen = {}
-    for check in study.rates:
-        best = check.best
-        if check.task == TEXT and best is not None and best.encoding_lr != ENCODING_LR:
-            chosen[check.encoding] = best.encoding_lr
-    if chosen:
-        yield sentences.sentence_on_table_rates(chosen)
+    chosen_factors = {}
+    for rate_check in study.rates:
+        best_try = rate_check.best
+        if rate_check.task == TEXT and best_try is not None and best_try.encoding_lr != ENCODING_LR:
+            chosen_factors[rate_check.encoding] = best_try.encoding_lr
+    if chosen_factors:
+        yield sentences.sentence_on_table_rates(chosen_factors)
 
 
 def _sentences_on_servers(study: Study) -> Iterator[str]:
@@ -174,17 +184,21 @@ def _sentences_on_servers(study: Study) -> Iterator[str]:
         return
     encoding_of = judgement.places.encoding_of
     encoding = encoding_of[judgement.taken]
-    without = [server for server in SERVERS if server not in servers_of(encoding)]
-    if not without:
+    servers_without = [server for server in SERVERS if server not in servers_of(encoding)]
+    if not servers_without:
         return
-    served = [row for row in standing.order if {*without} <= {*servers_of(encoding_of[row])}]
+    served_rows = [
+        name for name in standing.order if {*servers_without} <= {*servers_of(encoding_of[name])}
+    ]
     best_served = {
-        row: standing.gap(row) for row in served if (row, served[0]) not in standing.worse_pairs
+        name: standing.gap(name)
+        for name in served_rows
+        if (name, served_rows[0]) not in standing.worse_pairs
     }
-    yield sentences.sentence_on_servers(encoding, without, best_served)
+    yield sentences.sentence_on_servers(encoding, servers_without, best_served)
 
 
-def _taken(judgement: Judgement) -> list[str]:
+def _rows_to_take(judgement: Judgement) -> list[str]:
     """Return the names of the rows to take: the one for both places and, where another is better
     for near bytes, that one too; [] if there is no choice."""
     if judgement.taken is None:
@@ -196,53 +210,61 @@ def _taken(judgement: Judgement) -> list[str]:
     return [judgement.taken] if near_row in near.tied else [judgement.taken, near.taken]
 
 
-def _where_nothing_runs(study: Study) -> list[str]:
+def _sentences_on_nothing_running(study: Study) -> list[str]:
     """Return the sentence on encodings that run at no tested length."""
     names = [name for name in study.of_task(TEXT).encodings if name not in study.unchecked]
     return [sentences.sentence_on_running_nowhere(names)] if names else []
 
 
-def _standings_of_tasks(study: Study, overall: Standing | None) -> Iterator[tuple[Standing, str]]:
+def _standings_of_tasks(
+    study: Study, overall_standing: Standing | None
+) -> Iterator[tuple[Standing, str]]:
     """Yield the standing over all tasks or, if there is none, that of each task that some trial has
     learned, with what its numbers are in words."""
-    if overall is not None:
-        yield overall, f"mean rank over {overall.where}"
+    if overall_standing is not None:
+        yield overall_standing, f"mean rank over {overall_standing.where}"
         return
     for task in study.sequence_tasks:
-        part = study.of_task(task)
+        task_study = study.of_task(task)
         standing = standing_of_task(study, task)
-        if standing is not None and any(map(has_learned, part.finished)):
-            yield standing, metric_beyond(task, part.trials[0].train_length)
+        if standing is not None and any(map(has_learned, task_study.finished)):
+            yield standing, metric_beyond(task, task_study.trials[0].train_length)
 
 
-def _unlearned_tasks(study: Study, overall: Standing | None) -> list[str]:
+def _sentences_on_unlearned_tasks(study: Study, overall_standing: Standing | None) -> list[str]:
     """Return a sentence for each task that no trial has learned, where tasks are not ranked."""
-    if overall is not None:
+    if overall_standing is not None:
         return []
-    parts = []
+    unlearned_sentences = []
     for task in study.sequence_tasks:
-        finished = study.of_task(task).finished
-        if finished and not any(map(has_learned, finished)):
-            parts.append(sentences.sentence_on_unlearned_task(task))
-    return parts
+        finished_results = study.of_task(task).finished
+        if finished_results and not any(map(has_learned, finished_results)):
+            unlearned_sentences.append(sentences.sentence_on_unlearned_task(task))
+    return unlearned_sentences
 
 
 def _sentences_on_exclusions(study: Study) -> Iterator[str]:
     """Yield sentences that name the encodings that run at no tested length, and those without a
     rank because a trial is missing."""
-    rows = summarise(study.of_task(TEXT))
-    nowhere = [row.encoding for row in rows if all(s.mean is None for s in row.by_length)]
-    if nowhere and len(nowhere) < len(rows):
-        yield sentences.sentence_on_running_nowhere(nowhere)
+    summaries = summarise(study.of_task(TEXT))
+    encodings_nowhere = [
+        summary.encoding
+        for summary in summaries
+        if all(length_summary.mean is None for length_summary in summary.by_length)
+    ]
+    if encodings_nowhere and len(encodings_nowhere) < len(summaries):
+        yield sentences.sentence_on_running_nowhere(encodings_nowhere)
     places = near_and_far(study)
-    only_near = []
+    near_only_encodings = []
     if places.near is not None and places.far is not None:
-        in_far = {places.encoding_of[name] for name in places.far.order}
-        near = {places.encoding_of[name] for name in places.near.order}
-        only_near = [name for name in study.encodings if name in near - in_far]
-    if only_near:
+        far_encodings = {places.encoding_of[name] for name in places.far.order}
+        near_encodings = {places.encoding_of[name] for name in places.near.order}
+        near_only_encodings = [
+            name for name in study.encodings if name in near_encodings - far_encodings
+        ]
+    if near_only_encodings:
         yield sentences.sentence_on_running_only_near(
-            only_near, places.far.where if places.far else ""
+            near_only_encodings, places.far.where if places.far else ""
         )
     for name, (task, seed) in _first_missing_trials(study).items():
         yield sentences.sentence_on_missing_rank(name, task, seed)
@@ -251,21 +273,21 @@ def _sentences_on_exclusions(study: Study) -> Iterator[str]:
 def _first_missing_trials(study: Study) -> dict[str, tuple[str, int]]:
     """Return, for each encoding without a rank, the first task and seed for which it has no
     result. An encoding is ranked with results of all tasks, for each seed of the ranked ones."""
-    overall = standing_of_tasks(study)
-    ranks = overall.pairs.values if overall else {}
-    ranked_seeds = next(iter(ranks.values()), ())  # the same for every ranked encoding
+    overall_standing = standing_of_tasks(study)
+    ranks_by_encoding = overall_standing.pairs.values if overall_standing else {}
+    ranked_seeds = next(iter(ranks_by_encoding.values()), ())  # the same for every ranked encoding
     configs = [result.config for result in study.finished]
-    finished = {(config.task, config.seed, config.encoding) for config in configs}
-    unranked = {config.encoding for config in configs} - ranks.keys()
+    finished_trials = {(config.task, config.seed, config.encoding) for config in configs}
+    unranked_encodings = {config.encoding for config in configs} - ranks_by_encoding.keys()
     tasks = {config.task for config in configs}
-    needed = set(itertools.product(tasks, ranked_seeds, unranked))
-    first: dict[str, tuple[str, int]] = {}
-    for task, seed, name in sorted(needed - finished, reverse=True):
-        first[name] = (task, seed)  # what comes first is written last, and stays
-    return first
+    needed_trials = set(itertools.product(tasks, ranked_seeds, unranked_encodings))
+    first_missing: dict[str, tuple[str, int]] = {}
+    for task, seed, encoding in sorted(needed_trials - finished_trials, reverse=True):
+        first_missing[encoding] = (task, seed)  # what comes first is written last, and stays
+    return first_missing
 
 
-LAST_UNSCALED_T5 = 5
+LAST_RECIPE_OF_UNSCALED_T5 = 5
 """The last recipe in which `t5` meant what is `t5:unscaled=true` now."""
 ROPE = "rope"
 """The encoding whose readings in a window and after a tuning are baselines."""
@@ -274,16 +296,16 @@ HYBRIDS = ("rnope", "rnope_swa", "irope")
 
 
 @dataclass(frozen=True)
-class Limits:
+class StudyLimits:
     """Facts that limit an answer. Seven points must hold for it to transfer to a larger model;
     their numbers are in brackets, and those that do not hold are named. No study holds point 4: the
     time on the hardware and servers of the user.
 
     num_seeds: of an encoding, for the task that has the fewest. num_tasks: generated ones.
-    parameters, steps: of the models; steps is None if trials differ.
+    num_parameters, num_steps: of the models; num_steps is None if trials differ.
     fall_per_doubling: bits per byte that the last doubling of the steps saved; None if unknown.
-    may_turn: bits of difference that another doubling may turn; None if unknown.
-    taken: the encoding of the row to take; "" if there is none.
+    turnable_bits: bits of difference that another doubling may turn; None if unknown.
+    taken_encoding: the encoding of the row to take; "" if there is none.
     moves_of_leads: by how many bits its leads moved with the last doubling, by the row behind it.
     rates_searched: each encoding has a learning rate of its own, chosen by validation. (1)
     knobs_searched: so has its own knob, the factor of its tables, RoPE's base, ALiBi's slopes or
@@ -293,8 +315,8 @@ class Limits:
         read in a window, "tuned" for RoPE after a short tuning, "hybrid". (3)
     num_sizes: number of sizes of the model. (5)
     bytes_per_parameter: bytes of training text for each parameter; None without a text. (6)
-    far_context_saves: the most bits per byte that any row saves on far bytes by context from beyond
-        the training length; None if not measured. (7)
+    bits_saved_by_far_context: the most bits per byte that any row saves on far bytes by context
+        from beyond the training length; None if not measured. (7)
     has_far: far bytes were measured.
     has_old_t5: its t5 is today's t5:unscaled=true.
     """
@@ -302,11 +324,11 @@ class Limits:
     num_seeds: int
     has_text: bool
     num_tasks: int
-    parameters: float
-    steps: int | None
+    num_parameters: float
+    num_steps: int | None
     fall_per_doubling: float | None
-    may_turn: float | None
-    taken: str
+    turnable_bits: float | None
+    taken_encoding: str
     moves_of_leads: Mapping[str, float]
     rates_searched: bool
     knobs_searched: bool
@@ -314,51 +336,54 @@ class Limits:
     absent_baselines: tuple[str, ...]
     num_sizes: int
     bytes_per_parameter: float | None
-    far_context_saves: float | None
+    bits_saved_by_far_context: float | None
     has_far: bool
     has_old_t5: bool
 
 
-def limits_of(study: Study) -> Limits:
+def limits_of(study: Study) -> StudyLimits:
     """Return the limits of a study with at least one finished trial."""
     trials = [result.config for result in study.finished]
-    on_text = [result for result in study.finished if result.config.is_on_text]
-    steps = {trial.steps for trial in trials}
-    fall_per_doubling, may_turn = bits_that_may_turn(study) or (None, None)
-    taken = ""
+    text_results = [result for result in study.finished if result.config.is_on_text]
+    step_counts = {trial.steps for trial in trials}
+    fall_per_doubling, turnable_bits = bits_that_may_turn(study) or (None, None)
+    taken_encoding = ""
     moves: dict[str, float] = {}
-    if on_text:
+    if text_results:
         judgement = judge(study)
-        taken = judgement.places.encoding_of.get(judgement.taken or "", "")
+        taken_encoding = judgement.places.encoding_of.get(judgement.taken or "", "")
         moves = moves_of_leads(study, judgement)
-    searches_on_text = [check for check in study.rates if check.task == TEXT]
-    return Limits(
+    searches_on_text = [rate_check for rate_check in study.rates if rate_check.task == TEXT]
+    return StudyLimits(
         num_seeds=_fewest_usual_seeds(trials),
-        has_text=bool(on_text),
+        has_text=bool(text_results),
         num_tasks=len(study.sequence_tasks),
-        parameters=fmean(result.parameters for result in study.finished),
-        steps=steps.pop() if len(steps) == 1 else None,
+        num_parameters=fmean(result.parameters for result in study.finished),
+        num_steps=step_counts.pop() if len(step_counts) == 1 else None,
         fall_per_doubling=fall_per_doubling,
-        may_turn=may_turn,
-        taken=taken,
+        turnable_bits=turnable_bits,
+        taken_encoding=taken_encoding,
         moves_of_leads=moves,
         rates_searched=bool(searches_on_text),
-        knobs_searched=any(check.plain_at is not None for check in searches_on_text),
+        knobs_searched=any(rate_check.plain_at is not None for rate_check in searches_on_text),
         has_retrieval=bool(study.sequence_tasks),
         absent_baselines=_absent_baselines([(row.encoding, row.reading) for row in rows_of(study)]),
         num_sizes=len({(trial.width, trial.layers) for trial in trials}),
-        bytes_per_parameter=_bytes_per_parameter(on_text),
-        far_context_saves=_most_saved(study),
+        bytes_per_parameter=_bytes_per_parameter(text_results),
+        bits_saved_by_far_context=_most_bits_saved(study),
         has_far=near_and_far(study).far is not None,
-        has_old_t5=any(t.encoding == "t5" and t.recipe <= LAST_UNSCALED_T5 for t in trials),
+        has_old_t5=any(
+            trial.encoding == "t5" and trial.recipe <= LAST_RECIPE_OF_UNSCALED_T5
+            for trial in trials
+        ),
     )
 
 
-def _bytes_per_parameter(on_text: Sequence[TrialResult]) -> float | None:
+def _bytes_per_parameter(text_results: Sequence[TrialResult]) -> float | None:
     """Return the bytes of training text for each parameter, the mean over trials; None if no trial
     says how many parameters its model has."""
     ratios = []
-    for result in on_text:
+    for result in text_results:
         if result.parameters:
             trial = result.config
             num_bytes = trial.steps * trial.batch * trial.train_length
@@ -366,38 +391,42 @@ def _bytes_per_parameter(on_text: Sequence[TrialResult]) -> float | None:
     return fmean(ratios) if ratios else None
 
 
-def _most_saved(study: Study) -> float | None:
+def _most_bits_saved(study: Study) -> float | None:
     """Return the most bits per byte that any row saves by far context; None if not measured."""
-    uses = [context_use(rows) for rows in rows_by_name(study).values()]
-    saved = [use.saved.value for use in uses if use is not None]
-    return max(saved, default=None)
+    context_uses = [context_use(rows) for rows in rows_by_name(study).values()]
+    saved_bits = [use.saved.value for use in context_uses if use is not None]
+    return max(saved_bits, default=None)
 
 
-def _absent_baselines(rows: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+def _absent_baselines(encodings_and_readings: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """Return which baselines are not among the rows (encoding, reading)."""
     # The text has options after a colon, and a label settings in brackets.
-    names = {(re.split(r":| \(", encoding)[0], reading) for encoding, reading in rows}
-    absent = [reading for reading in ("window", "tuned") if (ROPE, reading) not in names]
-    if not any(encoding in HYBRIDS or "/" in encoding for encoding, _ in names):
-        absent.append("hybrid")
-    return tuple(absent)
+    names_and_readings = {
+        (re.split(r":| \(", encoding)[0], reading) for encoding, reading in encodings_and_readings
+    }
+    absent_baselines = [
+        reading for reading in ("window", "tuned") if (ROPE, reading) not in names_and_readings
+    ]
+    if not any(encoding in HYBRIDS or "/" in encoding for encoding, _ in names_and_readings):
+        absent_baselines.append("hybrid")
+    return tuple(absent_baselines)
 
 
 def _fewest_usual_seeds(trials: Sequence[TrialConfig]) -> int:
     """Return how many seeds an encoding usually has (the median over the encodings), for the task
     that has the fewest."""
-    seeds_by_task: dict[str, Counter[str]] = {}
+    seed_counts_by_task: dict[str, Counter[str]] = {}
     for trial in trials:
-        seeds_by_task.setdefault(trial.task, Counter())[trial.encoding] += 1
-    return min(median_high(seeds.values()) for seeds in seeds_by_task.values())
+        seed_counts_by_task.setdefault(trial.task, Counter())[trial.encoding] += 1
+    return min(median_high(seed_counts.values()) for seed_counts in seed_counts_by_task.values())
 
 
-def limit_sentences(limits: Limits) -> Iterator[str]:
+def limit_sentences(limits: StudyLimits) -> Iterator[str]:
     """Yield the sentences of the second line: the size of the study, and what of the seven points
     that must hold for a larger model was not tested."""
     yield f"{_size_of_study(limits)}: {_clause_on_longer_training(limits)}."
     if limits.has_text:
-        yield f"Not tested: {join_names(_not_tested(limits))}."
+        yield f"Not tested: {join_names(_untested_in_words(limits))}."
         if limits.has_far:
             yield "Near and far losses are of different bytes."
         yield _sentence_on_far_context(limits)
@@ -405,43 +434,50 @@ def limit_sentences(limits: Limits) -> Iterator[str]:
         yield "Its t5 is today's t5:unscaled=true."
 
 
-def _size_of_study(limits: Limits) -> str:
+def _size_of_study(limits: StudyLimits) -> str:
     """Write seeds, texts, tasks, sizes and steps of a study."""
-    seeds = number_word(limits.num_seeds).capitalize()
-    parts = [f"{seeds} {'seed' if limits.num_seeds == 1 else 'seeds'}"]
+    seeds_word = number_word(limits.num_seeds).capitalize()
+    parts = [f"{seeds_word} {'seed' if limits.num_seeds == 1 else 'seeds'}"]
     parts += ["one text"] if limits.has_text else []
     if limits.num_tasks:
-        tasks = "task" if limits.num_tasks == 1 else "tasks"
-        parts.append(f"{number_word(limits.num_tasks)} {tasks}")
-    size = limits.parameters
-    parts.append(f"{size / 1e6:.1f} M parameters" if size >= 5e4 else f"{size:,.0f} parameters")
+        tasks_noun = "task" if limits.num_tasks == 1 else "tasks"
+        parts.append(f"{number_word(limits.num_tasks)} {tasks_noun}")
+    num_parameters = limits.num_parameters
+    parts.append(
+        f"{num_parameters / 1e6:.1f} M parameters"
+        if num_parameters >= 5e4
+        else f"{num_parameters:,.0f} parameters"
+    )
     if limits.bytes_per_parameter is not None:
         parts.append(f"{limits.bytes_per_parameter:.2g} bytes a parameter")
-    if limits.steps is not None:
-        parts.append(f"{limits.steps:,} steps")
+    if limits.num_steps is not None:
+        parts.append(f"{limits.num_steps:,} steps")
     return ", ".join(parts)
 
 
-def _clause_on_longer_training(limits: Limits) -> str:
+def _clause_on_longer_training(limits: StudyLimits) -> str:
     """Write how much the loss still falls, and which differences could turn by then."""
     if limits.fall_per_doubling is None:
         return "what longer training changes was not measured"
-    still = f"the loss still falls {limits.fall_per_doubling:.2f} bits per doubling of the steps"
-    unknown = "what a full training does is not known"
-    moved = sentences.clause_on_moved_leads(limits.taken, limits.moves_of_leads)
-    if moved:
-        still = f"{still}; {moved}"
+    fall_clause = (
+        f"the loss still falls {limits.fall_per_doubling:.2f} bits per doubling of the steps"
+    )
+    unknown_clause = "what a full training does is not known"
+    moved_clause = sentences.clause_on_moved_leads(limits.taken_encoding, limits.moves_of_leads)
+    if moved_clause:
+        fall_clause = f"{fall_clause}; {moved_clause}"
     # Leads that fell are what another doubling may turn. Where none did, a general bound is left.
     if any(round(move, 2) < 0 for move in limits.moves_of_leads.values()):
-        return f"{still}, and {unknown}"
-    if limits.may_turn is None:
-        return still
-    return f"{still}; one more doubling may move leads by {limits.may_turn:.2f}, and {unknown}"
+        return f"{fall_clause}, and {unknown_clause}"
+    if limits.turnable_bits is None:
+        return fall_clause
+    turn_clause = f"one more doubling may move leads by {limits.turnable_bits:.2f}"
+    return f"{fall_clause}; {turn_clause}, and {unknown_clause}"
 
 
-def _not_tested(limits: Limits) -> list[str]:
+def _untested_in_words(limits: StudyLimits) -> list[str]:
     """List what must hold for a larger model and was not tested."""
-    baselines = {
+    baselines_in_words = {
         "window": "RoPE in a window",
         "tuned": "RoPE tuned at length",
         "hybrid": "hybrids with layers without positions",
@@ -453,22 +489,22 @@ def _not_tested(limits: Limits) -> list[str]:
         parts.append("bases, slopes and scales")
     if not limits.has_retrieval:
         parts.append("finding facts far away")
-    parts += [baselines[name] for name in limits.absent_baselines]
+    parts += [baselines_in_words[name] for name in limits.absent_baselines]
     if limits.num_sizes < 2:
         parts.append("another size")
     return [*parts, "documents kept apart", "your hardware and server"]
 
 
-def _sentence_on_far_context(limits: Limits) -> str:
+def _sentence_on_far_context(limits: StudyLimits) -> str:
     """Write what context from beyond the training length saves."""
-    if limits.far_context_saves is None:
+    if limits.bits_saved_by_far_context is None:
         if limits.has_far:
             return "What far context saves was not measured in this run."
         return "Far tokens were not measured in this run."
-    saved = max(limits.far_context_saves, 0.0)
-    if saved < MARGIN:
+    saved_bits = max(limits.bits_saved_by_far_context, 0.0)
+    if saved_bits < MARGIN:
         return (
-            f"Far context saves at most {saved:.3f} bits here: far losses show what breaks, not "
-            "what is used."
+            f"Far context saves at most {saved_bits:.3f} bits here: far losses show what breaks, "
+            "not what is used."
         )
-    return f"Far context saves up to {saved:.2f} bits here."
+    return f"Far context saves up to {saved_bits:.2f} bits here."

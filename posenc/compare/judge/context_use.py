@@ -38,15 +38,17 @@ class ContextUse:
         models that are not causal.
     at_most: more context than these saves less than MARGIN for certain; None if that is open, or
         only the longest window is so.
-    near, longest: lengths of the shortest and of the longest window that were compared.
-    saved: bits per byte that `longest` saves against `near`, on the same bytes; negative if it
-        costs. Its half-width is over windows of the text; inf without at least eight windows.
+    near_length, longest_length: lengths of the shortest and of the longest window that were
+        compared.
+    saved: bits per byte that `longest_length` saves against `near_length`, on the same bytes;
+        negative if it costs. Its half-width is over windows of the text; inf without at least eight
+        windows.
     """
 
     more_than: int
     at_most: int | None
-    near: int
-    longest: int
+    near_length: int
+    longest_length: int
     saved: Gap
 
 
@@ -57,43 +59,45 @@ def context_use(rows: Sequence[Row]) -> ContextUse | None:
     rows: the row with each seed.
     """
     trial = rows[0].trial
-    longest = max(trial.test_lengths)
-    at_longest = [row.far_by_length[longest] for row in rows if longest in row.far_by_length]
+    longest_length = max(trial.test_lengths)
+    longest_scores = [
+        row.far_by_length[longest_length] for row in rows if longest_length in row.far_by_length
+    ]
     saved_by_seed = [
         score.far_near - score.far
-        for score in at_longest
+        for score in longest_scores
         if score.far is not None and score.far_near is not None
     ]
     if len(saved_by_seed) < len(rows):
         return None
-    losses = _losses_of_the_same_bytes(rows, at_longest)
+    losses = _losses_of_the_same_bytes(rows, longest_scores)
     gaps = _savings(losses)
     lengths = sorted(losses)
-    half = math.inf
-    if (trial.train_length, longest) in gaps:
-        half = gaps[trial.train_length, longest].half_width
+    half_width = math.inf
+    if (trial.train_length, longest_length) in gaps:
+        half_width = gaps[trial.train_length, longest_length].half_width
     return ContextUse(
-        more_than=_used_for_certain(lengths, losses, gaps, trial),
-        at_most=_enough_for_certain(lengths, gaps),
-        near=trial.train_length,
-        longest=longest,
-        saved=Gap(fmean(saved_by_seed), half),
+        more_than=_bytes_used_for_certain(lengths, losses, gaps, trial),
+        at_most=_length_enough_for_certain(lengths, gaps),
+        near_length=trial.train_length,
+        longest_length=longest_length,
+        saved=Gap(fmean(saved_by_seed), half_width),
     )
 
 
 def _losses_of_the_same_bytes(
-    rows: Sequence[Row], at_longest: Sequence[FarScore]
+    rows: Sequence[Row], longest_scores: Sequence[FarScore]
 ) -> _LossesByLength:
     """Return the losses of the far bytes of the longest windows at all lengths at which the same
-    bytes were read. at_longest: the scores of the longest windows, for each seed."""
+    bytes were read. longest_scores: the scores of the longest windows, for each seed."""
     train_length = rows[0].trial.train_length
-    losses: _LossesByLength = {train_length: [score.near_windows for score in at_longest]}
+    losses: _LossesByLength = {train_length: [score.near_windows for score in longest_scores]}
     for length in rows[0].far_by_length:
         scores = [row.far_by_length[length] for row in rows if length in row.far_by_length]
         # Where a text is too short, the longest windows end at other places than shorter ones, and
         # their far bytes are others. The same bytes have the same losses with near context.
-        of_same_bytes = [score.near_windows for score in scores] == losses[train_length]
-        if of_same_bytes and all(score.far is not None for score in scores):
+        are_same_bytes = [score.near_windows for score in scores] == losses[train_length]
+        if are_same_bytes and all(score.far is not None for score in scores):
             losses[length] = [score.windows for score in scores]
     return losses
 
@@ -102,16 +106,18 @@ def _savings(losses: _LossesByLength) -> dict[tuple[int, int], Gap]:
     """Return what the longer of each two windows (shorter, longer) saves, in bits per byte, with
     intervals over the windows of the text that hold for all pairs together; {} without them."""
     means: dict[str, list[float]] = {}
-    for length, by_seed in losses.items():
-        if len({len(windows) for windows in by_seed}) != 1:
+    for length, losses_by_seed in losses.items():
+        if len({len(losses_of_seed) for losses_of_seed in losses_by_seed}) != 1:
             return {}
-        means[str(length)] = [fmean(of_window) for of_window in zip(*by_seed, strict=True)]
+        means[str(length)] = [
+            fmean(losses_of_window) for losses_of_window in zip(*losses_by_seed, strict=True)
+        ]
     gaps = window_gaps(means)
     shorter_and_longer = combinations(sorted(losses), 2)
     return {(a, b): gaps[str(a), str(b)] for a, b in shorter_and_longer if (str(a), str(b)) in gaps}
 
 
-def _used_for_certain(
+def _bytes_used_for_certain(
     lengths: Sequence[int],
     losses: _LossesByLength,
     gaps: Mapping[tuple[int, int], Gap],
@@ -122,26 +128,31 @@ def _used_for_certain(
     context of the far byte that has the fewest there; 0 if there is no such window."""
     if trial.objective != CAUSAL:
         return 0
-    most = 0
+    most_bytes = 0
     for i, length in enumerate(lengths):
         for longer in lengths[i + 1 :]:
-            is_better = [
+            are_better = [
                 _saves_for_certain(gaps.get((shorter, longer)), losses[shorter], losses[longer])
                 for shorter in lengths[: i + 1]
             ]
-            if all(is_better):
-                most = _least_context(length, trial)
-    return most
+            if all(are_better):
+                most_bytes = _least_context(length, trial)
+    return most_bytes
 
 
 def _saves_for_certain(
-    gap: Gap | None, shorter: Sequence[Sequence[float]], longer: Sequence[Sequence[float]]
+    gap: Gap | None,
+    shorter_losses: Sequence[Sequence[float]],
+    longer_losses: Sequence[Sequence[float]],
 ) -> bool:
     """Return True if the longer of two windows saves more than MARGIN, outside the interval `gap`
-    and with every seed. shorter, longer: losses by seed and window."""
+    and with every seed. shorter_losses, longer_losses: by seed and window."""
     if gap is None or not (gap.significant and gap.value > MARGIN):
         return False
-    return all(fmean(far) < fmean(near) for near, far in zip(shorter, longer, strict=True))
+    return all(
+        fmean(longer_loss) < fmean(shorter_loss)
+        for shorter_loss, longer_loss in zip(shorter_losses, longer_losses, strict=True)
+    )
 
 
 def _least_context(length: int, trial: TrialConfig) -> int:
@@ -150,11 +161,13 @@ def _least_context(length: int, trial: TrialConfig) -> int:
     if length > trial.train_length:
         return length - trial.train_length
     # Each piece of the far bytes stands at the end of its own window of the training length.
-    piece = -(-trial.train_length // objective_of(trial).num_near_pieces)  # rounded up
-    return trial.train_length - piece
+    piece_length = -(-trial.train_length // objective_of(trial).num_near_pieces)  # rounded up
+    return trial.train_length - piece_length
 
 
-def _enough_for_certain(lengths: Sequence[int], gaps: Mapping[tuple[int, int], Gap]) -> int | None:
+def _length_enough_for_certain(
+    lengths: Sequence[int], gaps: Mapping[tuple[int, int], Gap]
+) -> int | None:
     """Return the shortest window, below the longest, that is certainly long enough: each longer
     one saves less than MARGIN bits against it, even at the upper end of the interval. None if no
     window is, as where a gap is unknown or its interval too wide.
@@ -163,8 +176,8 @@ def _enough_for_certain(lengths: Sequence[int], gaps: Mapping[tuple[int, int], G
         longer window saves.
     """
     for i, length in enumerate(lengths[:-1]):
-        over_this = [gaps.get((length, longer)) for longer in lengths[i + 1 :]]
-        if all(gap is not None and gap.value + gap.half_width < MARGIN for gap in over_this):
+        gaps_over_this = [gaps.get((length, longer)) for longer in lengths[i + 1 :]]
+        if all(gap is not None and gap.value + gap.half_width < MARGIN for gap in gaps_over_this):
             return length
     return None
 
@@ -173,9 +186,9 @@ def far_by_context(far: Mapping[int, FarScore], train_length: int) -> dict[int, 
     """Return the losses of far bytes by length of the window that ends in them; at the training
     length those with near context only. A length that cannot run is left out."""
     losses = {length: score.far for length, score in far.items() if score.far is not None}
-    near = [score.far_near for score in far.values() if score.far_near is not None]
-    if near:
-        losses[train_length] = near[-1]
+    near_losses = [score.far_near for score in far.values() if score.far_near is not None]
+    if near_losses:
+        losses[train_length] = near_losses[-1]
     return dict(sorted(losses.items()))
 
 
@@ -183,9 +196,13 @@ def losses_by_context(result: TrialResult) -> dict[int, float]:
     """Return the losses of a trial's far bytes by length of the window that ends in them, see
     `far_by_context`; of an old result, its losses by context."""
     if not result.far:
-        return {s.length: s.bits_per_byte for s in result.by_context if s.bits_per_byte}
-    far = {score.length: score for score in result.far}
-    return far_by_context(far, result.config.train_length)
+        return {
+            context_score.length: context_score.bits_per_byte
+            for context_score in result.by_context
+            if context_score.bits_per_byte
+        }
+    far_scores = {score.length: score for score in result.far}
+    return far_by_context(far_scores, result.config.train_length)
 
 
 def context_gains(study: Study, encoding: str) -> tuple[int, list[float]] | None:
@@ -196,11 +213,12 @@ def context_gains(study: Study, encoding: str) -> tuple[int, list[float]] | None
     for result in study.finished:
         if result.config.encoding != encoding:
             continue
-        scores = losses_by_context(result)
-        far = max(scores, default=0)
-        if train_length not in scores or far <= train_length:
+        losses = losses_by_context(result)
+        longest_context = max(losses, default=0)
+        if train_length not in losses or longest_context <= train_length:
             return None
-        contexts_and_gains.append((far, scores[train_length] - scores[far]))
-    if len({far for far, _ in contexts_and_gains}) != 1:  # none, or seeds of different tests
+        contexts_and_gains.append((longest_context, losses[train_length] - losses[longest_context]))
+    longest_contexts = {context for context, _ in contexts_and_gains}
+    if len(longest_contexts) != 1:  # none, or seeds of different tests
         return None
     return contexts_and_gains[0][0], [gain for _, gain in contexts_and_gains]

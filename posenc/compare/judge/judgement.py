@@ -18,18 +18,18 @@ from posenc.compare.rows import EqualTime, Row, at_equal_time, row_name, rows_by
 from posenc.statistics.seed_intervals import Gap, significance_level
 from posenc.tasks.registry import TEXT
 
-BREAKS = 0.1
+MIN_BREAKING_BITS = 0.1
 """Bits by which far bytes are worse with all context than with near context, of an encoding that is
 said to break: chosen."""
 USE, LEADS, TIED = "use", "leads", "tied"
 """How sure a choice is. USE: its lead over every other encoding is outside the interval, above
 MARGIN, and above what twice the steps may change. LEADS: all but the last. TIED: neither."""
-IN_CONTENTION = 0.25
+MAX_BITS_IN_CONTENTION = 0.25
 """Bits above the lowest near loss up to which an encoding may come first with more steps: chosen.
 """
-NUM_LEADS = 4
+MAX_NUM_LEADS = 4
 """Largest number of leads whose move with the last doubling of the steps is said: chosen."""
-SAME_COST = 1.1
+MAX_SAME_COST_RATIO = 1.1
 """Ratio of training times up to which two encodings cost the same: chosen."""
 
 
@@ -61,9 +61,9 @@ class Choice:
         takes the least time.
     tied: all rows that cannot be told apart from the best, `taken` among them, best mean first; one
         row of each encoding.
-    bits: the mean loss of each of them, in bits per byte.
+    loss_of_row: the mean loss of each of them, in bits per byte.
     behind: the best row of another encoding that is behind; None if there is none.
-    drift: bits that twice the steps may move the lead, None if unknown.
+    drift_bits: bits that twice the steps may move the lead, None if unknown.
     why_no_interval: why no difference has an interval; None if they have.
     text_may_turn: the interval of the lead over `behind` over windows of the text includes 0.
     """
@@ -72,9 +72,9 @@ class Choice:
     certainty: str
     taken: str
     tied: tuple[str, ...]
-    bits: Mapping[str, float]
+    loss_of_row: Mapping[str, float]
     behind: RowBehind | None = None
-    drift: float | None = None
+    drift_bits: float | None = None
     why_no_interval: str | None = None
     text_may_turn: bool = False
 
@@ -86,8 +86,8 @@ class OwnComparison:
     verdict: "better", "worse" or "tied"; "" if the difference has no interval.
     """
 
-    own: str
-    other: str
+    own_row: str
+    other_row: str
     where: str
     gap: Gap
     verdict: str
@@ -102,7 +102,7 @@ class Judgement:
     unbeaten_table: a table of bytes that predicts the text at least as well as every model, and
         then there is no choice; None if some model is better.
     only_encoding: the encoding, if only one has rows; None if there are more.
-    own: the user's own encodings against all others, by place.
+    own_comparisons: the user's own encodings against all others, by place.
     cost: what training took; None if it was not measured on one processor.
     context: how many bytes of context `taken` uses; None without far bytes.
     broken: the encodings that break beyond the training length when they are read as trained: by
@@ -110,7 +110,7 @@ class Judgement:
         context.
     held_in_window: those of `broken` that do not break in a window: the same difference of the same
         weights in it, at most MARGIN.
-    window: keys that a query sees in a window; 0 if no row was read so.
+    window_length: keys that a query sees in a window; 0 if no row was read so.
     """
 
     places: Places
@@ -119,12 +119,12 @@ class Judgement:
     taken: str | None = None
     unbeaten_table: ByteTable | None = None
     only_encoding: str | None = None
-    own: tuple[OwnComparison, ...] = ()
+    own_comparisons: tuple[OwnComparison, ...] = ()
     cost: EqualTime | None = None
     context: ContextUse | None = None
     broken: Mapping[str, float] = field(default_factory=dict)
     held_in_window: Mapping[str, float] = field(default_factory=dict)
-    window: int = 0
+    window_length: int = 0
 
     @property
     def choices(self) -> list[Choice]:
@@ -134,28 +134,28 @@ class Judgement:
 
 def judge(study: Study) -> Judgement:
     """Return what the text of a study says."""
-    text = study.of_task(TEXT)
-    places = near_and_far(text)
-    own = tuple(_compare_own_with_others(text, places))
-    common = {"places": places, "own": own}
+    text_study = study.of_task(TEXT)
+    places = near_and_far(text_study)
+    own_comparisons = tuple(_compare_own_with_others(text_study, places))
+    common_fields = {"places": places, "own_comparisons": own_comparisons}
     if places.near is None:
-        return Judgement(**common)
-    table = _byte_table_that_no_model_beats(text, places.near)
+        return Judgement(**common_fields)
+    table = _byte_table_that_no_model_beats(text_study, places.near)
     if table is not None:
-        return Judgement(**common, unbeaten_table=table)
+        return Judgement(**common_fields, unbeaten_table=table)
     encodings = {places.encoding_of[name] for name in places.near.order}
     if len(encodings) == 1:
-        return Judgement(**common, only_encoding=encodings.pop())
-    cost = at_equal_time(text)
-    drift = DriftOfLeads(bits_saved_by_doubling(text), places)
+        return Judgement(**common_fields, only_encoding=encodings.pop())
+    cost = at_equal_time(text_study)
+    drift = DriftOfLeads(bits_saved_by_doubling(text_study), places)
     near = choose(places.near, places, drift, cost)
     far = None if places.far is None else choose(places.far, places, drift, cost)
     taken = _row_for_both_places(near, far, places, cost)
-    by_name = rows_by_name(text)
+    by_name = rows_by_name(text_study)
     context = None if far is None else context_use(by_name[taken])
     broken = _broken_encodings(by_name)
     return Judgement(
-        **common,
+        **common_fields,
         near=near,
         far=far,
         taken=taken,
@@ -163,13 +163,13 @@ def judge(study: Study) -> Judgement:
         context=context,
         broken=broken,
         held_in_window=_held_in_window(broken, by_name),
-        window=max(trial.test_window for trial in text.trials),
+        window_length=max(trial.test_window for trial in text_study.trials),
     )
 
 
 def _broken_encodings(by_name: Mapping[str, Sequence[Row]]) -> dict[str, float]:
     """Return the encodings that break when read as trained, see `Judgement`: for certain, by the
-    interval over windows of the text, and by more than BREAKS.
+    interval over windows of the text, and by more than MIN_BREAKING_BITS.
 
     by_name: the rows of a study, with each seed.
     """
@@ -178,9 +178,9 @@ def _broken_encodings(by_name: Mapping[str, Sequence[Row]]) -> dict[str, float]:
         use = context_use(rows) if rows[0].reading == "trained" else None
         if use is None:
             continue
-        costs = -use.saved.value
-        if costs > BREAKS and costs > use.saved.half_width:
-            broken[name] = costs
+        lost_bits = -use.saved.value
+        if lost_bits > MIN_BREAKING_BITS and lost_bits > use.saved.half_width:
+            broken[name] = lost_bits
     return broken
 
 
@@ -206,42 +206,44 @@ class DriftOfLeads:
     changed it, and at least the root mean square over the pairs of encodings in contention.
 
     has_rivals: at least two encodings are in contention.
-    usual: that root mean square, in bits per byte; 0 without rivals.
+    usual_bits: that root mean square, in bits per byte; 0 without rivals.
     """
 
-    def __init__(self, saved: Mapping[str, float], places: Places) -> None:
-        """saved: bits that the last doubling saved, by encoding."""
-        self.saved = saved
+    def __init__(self, saved_bits: Mapping[str, float], places: Places) -> None:
+        """saved_bits: bits that the last doubling saved, by encoding."""
+        self.saved_bits = saved_bits
         self.encoding_of = places.encoding_of
-        close = []
+        close_names = []
         near = places.near
         if near is not None:
-            close_enough = near.mean(near.order[0]) + IN_CONTENTION
-            close = [n for n in near.order if n in saved and near.mean(n) <= close_enough]
+            max_near_loss = near.mean(near.order[0]) + MAX_BITS_IN_CONTENTION
+            close_names = [
+                n for n in near.order if n in saved_bits and near.mean(n) <= max_near_loss
+            ]
         # A difference of two has sqrt(2) times the standard deviation of one.
-        self.has_rivals = len(close) > 1
-        self.usual = 0.0
+        self.has_rivals = len(close_names) > 1
+        self.usual_bits = 0.0
         if self.has_rivals:
-            self.usual = math.sqrt(2) * stdev([saved[name] for name in close])
+            self.usual_bits = math.sqrt(2) * stdev([saved_bits[name] for name in close_names])
 
     def of(self, leader: str, other: str) -> float | None:
         """Return by how many bits the lead of one row over another may change; None if the last
         doubling is unknown for one of them."""
-        ours = self.saved.get(self.encoding_of.get(leader, leader))
-        theirs = self.saved.get(self.encoding_of.get(other, other))
-        if ours is None or theirs is None:
+        leader_saved_bits = self.saved_bits.get(self.encoding_of.get(leader, leader))
+        other_saved_bits = self.saved_bits.get(self.encoding_of.get(other, other))
+        if leader_saved_bits is None or other_saved_bits is None:
             return None
-        return max(self.usual, abs(theirs - ours))
+        return max(self.usual_bits, abs(other_saved_bits - leader_saved_bits))
 
     def least_lead_to_use(self, leader: str, other: str) -> float | None:
         """Return the bits by which a row must lead another to be called the one to use: the larger
         of what another doubling of the steps may change the lead by, and of what the last doubling
         saved the leader (while a doubling saves more than the lead, training is early). None if the
         last doubling is unknown for one of them."""
-        drift = self.of(leader, other)
-        if drift is None:
+        drift_bits = self.of(leader, other)
+        if drift_bits is None:
             return None
-        return max(drift, self.saved[self.encoding_of.get(leader, leader)])
+        return max(drift_bits, self.saved_bits[self.encoding_of.get(leader, leader)])
 
 
 def choose(
@@ -250,21 +252,25 @@ def choose(
     """Return the row to take in one place, and how sure that is. Rows of one encoding are no
     rivals, and one with failed trials is never sure."""
     encoding_of = places.encoding_of
-    tied = _one_of_each_encoding(standing.contenders, encoding_of)
-    why = why_no_interval(standing)
-    if len(tied) == 1 and why is None:
+    tied_rows = _one_of_each_encoding(standing.contenders, encoding_of)
+    no_interval_reason = why_no_interval(standing)
+    if len(tied_rows) == 1 and no_interval_reason is None:
         return _choose_leader(standing, places, drift)
     # Without an interval nothing tells the tied apart, and the lowest loss is the best guess.
-    taken = most_served_then_cheapest(tied, encoding_of, cost) if why is None else standing.order[0]
-    tied_encodings = {encoding_of[name] for name in tied}
+    taken = (
+        most_served_then_cheapest(tied_rows, encoding_of, cost)
+        if no_interval_reason is None
+        else standing.order[0]
+    )
+    tied_encodings = {encoding_of[name] for name in tied_rows}
     return Choice(
         where=standing.where,
         certainty=TIED,
         taken=taken,
-        tied=tied,
-        bits={name: standing.mean(name) for name in tied},
+        tied=tied_rows,
+        loss_of_row={name: standing.mean(name) for name in tied_rows},
         behind=_best_behind(standing, _rows_of_other_encodings(standing, places, tied_encodings)),
-        why_no_interval=why,
+        why_no_interval=no_interval_reason,
     )
 
 
@@ -274,30 +280,30 @@ def _choose_leader(standing: Standing, places: Places, drift: DriftOfLeads) -> C
     leader = standing.order[0]
     encoding = places.encoding_of[leader]
     rivals = _rows_of_other_encodings(standing, places, {encoding})
-    drifts = {name: drift.of(leader, name) for name in rivals}
+    drift_by_row = {name: drift.of(leader, name) for name in rivals}
     lead_holds = all(_leads_enough(standing, drift, leader, name) for name in rivals)
-    has_no_failures = encoding not in places.failed
-    behind = _best_behind(standing, rivals)
-    over_windows = None
-    if behind is not None:
-        over_windows = standing.gaps_over_windows.get((behind.name, leader))
+    has_no_failures = encoding not in places.failure_counts
+    row_behind = _best_behind(standing, rivals)
+    gap_over_windows = None
+    if row_behind is not None:
+        gap_over_windows = standing.gaps_over_windows.get((row_behind.name, leader))
     return Choice(
         where=standing.where,
         certainty=USE if lead_holds and has_no_failures else LEADS,
         taken=leader,
         tied=(leader,),
-        bits={leader: standing.mean(leader)},
-        behind=behind,
-        drift=None if behind is None else drifts[behind.name],
-        text_may_turn=over_windows is not None and not over_windows.significant,
+        loss_of_row={leader: standing.mean(leader)},
+        behind=row_behind,
+        drift_bits=None if row_behind is None else drift_by_row[row_behind.name],
+        text_may_turn=gap_over_windows is not None and not gap_over_windows.significant,
     )
 
 
 def _leads_enough(standing: Standing, drift: DriftOfLeads, leader: str, other: str) -> bool:
     """Return True if the leader is ahead by more than twice the steps are expected to change; False
     also where that is unknown."""
-    least = drift.least_lead_to_use(leader, other)
-    return least is not None and standing.gap(other, leader).value > least
+    least_lead = drift.least_lead_to_use(leader, other)
+    return least_lead is not None and standing.gap(other, leader).value > least_lead
 
 
 def _rows_of_other_encodings(
@@ -307,37 +313,39 @@ def _rows_of_other_encodings(
     return [name for name in standing.order if places.encoding_of[name] not in encodings]
 
 
-def _best_behind(standing: Standing, beaten: Sequence[str]) -> RowBehind | None:
+def _best_behind(standing: Standing, beaten_rows: Sequence[str]) -> RowBehind | None:
     """Return the first of the beaten rows and by how much it is behind; None if there is none."""
-    return RowBehind(beaten[0], standing.gap(beaten[0])) if beaten else None
+    return RowBehind(beaten_rows[0], standing.gap(beaten_rows[0])) if beaten_rows else None
 
 
 def _one_of_each_encoding(names: Sequence[str], encoding_of: Mapping[str, str]) -> tuple[str, ...]:
     """Return the first row of each encoding, in the given order."""
-    first_of: dict[str, str] = {}
+    first_row_of: dict[str, str] = {}
     for name in names:
-        first_of.setdefault(encoding_of[name], name)
-    return tuple(first_of.values())
+        first_row_of.setdefault(encoding_of[name], name)
+    return tuple(first_row_of.values())
 
 
 def most_served_then_cheapest(
-    tied: Sequence[str], encoding_of: Mapping[str, str], cost: EqualTime | None
+    tied_rows: Sequence[str], encoding_of: Mapping[str, str], cost: EqualTime | None
 ) -> str:
     """Return the row that most servers run; of several the one that takes the least time, if by
-    more than SAME_COST for certain; of several the best mean."""
-    most = max(num_servers(encoding_of[name]) for name in tied)
-    most_served = [name for name in tied if num_servers(encoding_of[name]) == most]
+    more than MAX_SAME_COST_RATIO for certain; of several the best mean."""
+    max_num_servers = max(num_servers(encoding_of[name]) for name in tied_rows)
+    most_served_rows = [
+        name for name in tied_rows if num_servers(encoding_of[name]) == max_num_servers
+    ]
     if cost is None:
-        return most_served[0]
+        return most_served_rows[0]
     costs = cost.costs
-    timed = [name for name in most_served if encoding_of[name] in costs]
-    if not timed:
-        return most_served[0]
-    cheapest = min(timed, key=lambda name: costs[encoding_of[name]])
-    for name in timed:
-        if cost.ratio(encoding_of[name], encoding_of[cheapest]).lowest <= SAME_COST:
+    timed_rows = [name for name in most_served_rows if encoding_of[name] in costs]
+    if not timed_rows:
+        return most_served_rows[0]
+    cheapest_row = min(timed_rows, key=lambda name: costs[encoding_of[name]])
+    for name in timed_rows:
+        if cost.ratio(encoding_of[name], encoding_of[cheapest_row]).lowest <= MAX_SAME_COST_RATIO:
             return name
-    return cheapest
+    return cheapest_row
 
 
 def _row_for_both_places(
@@ -349,37 +357,39 @@ def _row_for_both_places(
         return near.taken
     if near.why_no_interval or far.why_no_interval:
         return far.tied[0]
-    in_both = [name for name in far.tied if places.near_row_of.get(name, name) in near.tied]
-    if not in_both:
+    rows_in_both = [name for name in far.tied if places.near_row_of.get(name, name) in near.tied]
+    if not rows_in_both:
         return far.taken
-    if far.taken in in_both:
+    if far.taken in rows_in_both:
         return far.taken
-    return most_served_then_cheapest(in_both, places.encoding_of, cost)
+    return most_served_then_cheapest(rows_in_both, places.encoding_of, cost)
 
 
-def _byte_table_that_no_model_beats(text: Study, near: Standing) -> ByteTable | None:
+def _byte_table_that_no_model_beats(text_study: Study, near: Standing) -> ByteTable | None:
     """Return the table of single bytes, or else of byte pairs, whose loss no model is below; None
     if models are below both, or where no table was counted."""
-    lowest = near.mean(near.order[0])
-    if text.corpus is None:
+    lowest_loss = near.mean(near.order[0])
+    if text_study.corpus is None:
         return None
-    tables = ((1, text.corpus.byte_entropy), (2, text.corpus.pair_entropy))
+    tables = ((1, text_study.corpus.byte_entropy), (2, text_study.corpus.pair_entropy))
     for order, bits in tables:
-        if bits is not None and not lowest < bits:
+        if bits is not None and not lowest_loss < bits:
             return ByteTable(order, bits)
     return None
 
 
-def _compare_own_with_others(text: Study, places: Places) -> Iterator[OwnComparison]:
+def _compare_own_with_others(text_study: Study, places: Places) -> Iterator[OwnComparison]:
     """Yield each encoding of the user's own against each other one, in each place."""
-    own = [
-        name for name in text.encodings if any(t.code for t in text.trials if t.encoding == name)
+    own_encodings = [
+        name
+        for name in text_study.encodings
+        if any(trial.code for trial in text_study.trials if trial.encoding == name)
     ]
-    others = [name for name in text.encodings if name not in own]
+    other_encodings = [name for name in text_study.encodings if name not in own_encodings]
     for standing in places.all:
         row_of = {places.encoding_of[name]: name for name in reversed(standing.order)}
-        for name in own:
-            for other in others:
+        for name in own_encodings:
+            for other in other_encodings:
                 if name in row_of and other in row_of:
                     yield _compare_own_with(standing, row_of[name], row_of[other])
 
@@ -403,17 +413,19 @@ def why_no_interval(standing: Standing) -> str | None:
     pairs = standing.pairs
     if pairs.least_significant_gap < math.inf or len(pairs.names) < 2:
         return None
-    most = max(map(len, pairs.values.values()))
+    max_num_seeds = max(map(len, pairs.values.values()))
     if len(set().union(*pairs.values.values())) < 2:
         return "one seed has no interval: take --seeds 3"
     if pairs.level is None:
         # With the most seeds of the table, fewer than 99, there is a level.
-        needed = next(
-            n for n in range(2, 99) if significance_level(pairs.kind_of_values, len(pairs.names), n)
+        num_needed_seeds = next(
+            num_seeds
+            for num_seeds in range(2, 99)
+            if significance_level(pairs.kind_of_values, len(pairs.names), num_seeds)
         )
-        if pairs.degrees_of_freedom < 1 or needed <= most:
+        if pairs.degrees_of_freedom < 1 or num_needed_seeds <= max_num_seeds:
             return "they have too few seeds in common: run the same seeds of all"
-        return f"{most} seeds cannot decide this: take --seeds {needed}"
+        return f"{max_num_seeds} seeds cannot decide this: take --seeds {num_needed_seeds}"
     return "the seeds are equal to the last digit, and copies are no evidence"
 
 
@@ -421,18 +433,18 @@ def bits_that_may_turn(study: Study) -> tuple[float, float | None] | None:
     """Return how many bits the loss still falls with twice the steps, and the root mean square by
     which differences of encodings in contention may change, None with fewer than two of them; None
     if no fall is known."""
-    saved = bits_saved_by_doubling(study)
-    if not saved:
+    saved_bits = bits_saved_by_doubling(study)
+    if not saved_bits:
         return None
-    drift = DriftOfLeads(saved, near_and_far(study))
-    may_turn = max(drift.usual, MARGIN) if drift.has_rivals else None
-    return fmean(saved.values()), may_turn
+    drift = DriftOfLeads(saved_bits, near_and_far(study))
+    turnable_bits = max(drift.usual_bits, MARGIN) if drift.has_rivals else None
+    return fmean(saved_bits.values()), turnable_bits
 
 
 def moves_of_leads(study: Study, judgement: Judgement) -> dict[str, float]:
     """Return by how many bits per byte the leads of the row to take moved with the last doubling of
-    the steps, by row: its leads over the best rows of other encodings, at most NUM_LEADS, nearest
-    first. Positive if a lead grew.
+    the steps, by row: its leads over the best rows of other encodings, at most MAX_NUM_LEADS,
+    nearest first. Positive if a lead grew.
 
     With what the doubling saved the taken encoding, and the other one,
 
@@ -446,28 +458,28 @@ def moves_of_leads(study: Study, judgement: Judgement) -> dict[str, float]:
     if choice is None or standing is None or judgement.taken is None:
         return {}
     encoding_of = judgement.places.encoding_of
-    saved = bits_saved_by_doubling(study)
+    saved_bits = bits_saved_by_doubling(study)
     tied_encodings = {encoding_of[name] for name in choice.tied}
-    behind = _rows_of_other_encodings(standing, judgement.places, tied_encodings)
-    rivals = _one_of_each_encoding(behind, encoding_of)[:NUM_LEADS]
-    taken = encoding_of[judgement.taken]
-    if taken not in saved or taken not in tied_encodings:
+    rows_behind = _rows_of_other_encodings(standing, judgement.places, tied_encodings)
+    rivals = _one_of_each_encoding(rows_behind, encoding_of)[:MAX_NUM_LEADS]
+    taken_encoding = encoding_of[judgement.taken]
+    if taken_encoding not in saved_bits or taken_encoding not in tied_encodings:
         return {}
     return {
-        name: saved[taken] - saved[encoding_of[name]]
+        name: saved_bits[taken_encoding] - saved_bits[encoding_of[name]]
         for name in rivals
-        if encoding_of[name] in saved
+        if encoding_of[name] in saved_bits
     }
 
 
 def verdicts_of_pairs(standing: Standing) -> list[tuple[str, str, str]]:
     """Return every pair (a, b) of a standing with "better", "worse" or "tied", of a."""
-    found = []
+    verdicts = []
     for a, b in combinations(standing.order, 2):
         verdict = "tied"
         if (a, b) in standing.worse_pairs:
             verdict = "worse"
         elif (b, a) in standing.worse_pairs:
             verdict = "better"
-        found.append((a, b, verdict))
-    return found
+        verdicts.append((a, b, verdict))
+    return verdicts

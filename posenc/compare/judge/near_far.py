@@ -8,11 +8,11 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from posenc.compare.judge.standing import (
-    FAR_SPREAD,
+    FAR_PRIOR,
     MARGIN,
-    NEAR_SPREAD,
+    NEAR_PRIOR,
+    NumbersBySeed,
     Standing,
-    Values,
     mean_loss_by_window,
     order_by_standings,
     standing_of_task,
@@ -43,8 +43,8 @@ class Places:
         the near loss of the row as trained.
     unjudged_far_loss: mean far loss of the rows that are not judged, by name: each encoding enters
         with the first of READINGS that is within MARGIN of its best.
-    failed: how many trials on text failed, of how many, by encoding. An encoding with failed trials
-        is not judged, unless all have some.
+    failure_counts: how many trials on text failed, of how many, by encoding. An encoding with
+        failed trials is not judged, unless all have some.
     why_no_far: why there are no far bytes; "" if there are.
     """
 
@@ -53,7 +53,7 @@ class Places:
     encoding_of: Mapping[str, str]
     near_row_of: Mapping[str, str]
     unjudged_far_loss: Mapping[str, float] = field(default_factory=dict)
-    failed: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    failure_counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     why_no_far: str = ""
 
     @property
@@ -64,36 +64,44 @@ class Places:
 
 def near_and_far(study: Study) -> Places:
     """Return the two standings of the text of a study."""
-    text = study.of_task(TEXT)
-    if not text.trials:
+    text_study = study.of_task(TEXT)
+    if not text_study.trials:
         return Places(None, None, {}, {}, why_no_far="there is no text")
-    failed = failed_trials(text)
-    rows = _rows_that_count(text, failed)
-    positions = {_encoding_and_seed(result.config): result for result in text.finished}
-    far_losses: dict[str, Values] = {}  # by encoding, row and seed
+    failure_counts = count_failed_trials(text_study)
+    rows = _rows_that_count(text_study, failure_counts)
+    result_by_encoding_and_seed = {
+        _encoding_and_seed(result.config): result for result in text_study.finished
+    }
+    far_losses: dict[str, NumbersBySeed] = {}  # by encoding, row and seed
     encoding_of: dict[str, str] = {}
     for row in rows:
         encoding_of[row.name] = row.encoding
-        bits = far_loss(row, positions[_encoding_and_seed(row.trial)])
-        if bits is not None:
-            far_losses.setdefault(row.encoding, {}).setdefault(row.name, {})[row.seed] = bits
-    judged = {encoding: _simplest_row(encoding, by_row) for encoding, by_row in far_losses.items()}
-    near_losses, near_row_of = _near_losses(rows, judged)
-    far_of_judged = {name: far_losses[encoding][name] for encoding, name in judged.items()}
-    unjudged_far_loss = {
-        name: fmean(seeds.values())
-        for encoding, by_row in far_losses.items()
-        for name, seeds in by_row.items()
-        if name != judged[encoding]
+        loss = far_loss(row, result_by_encoding_and_seed[_encoding_and_seed(row.trial)])
+        if loss is not None:
+            far_losses.setdefault(row.encoding, {}).setdefault(row.name, {})[row.seed] = loss
+    judged_row_of = {
+        encoding: _simplest_row(encoding, by_row) for encoding, by_row in far_losses.items()
     }
-    near = _standing(near_losses, _near_place_in_words(text), rows, is_far=False)
-    far = _standing(far_of_judged, far_place_in_words(text), rows, is_far=True)
+    near_losses, near_row_of = _near_losses(rows, judged_row_of)
+    judged_far_losses = {
+        name: far_losses[encoding][name] for encoding, name in judged_row_of.items()
+    }
+    unjudged_far_loss = {
+        name: fmean(loss_by_seed.values())
+        for encoding, by_row in far_losses.items()
+        for name, loss_by_seed in by_row.items()
+        if name != judged_row_of[encoding]
+    }
+    near = _standing(near_losses, _near_place_in_words(text_study), rows, is_far=False)
+    far = _standing(judged_far_losses, far_place_in_words(text_study), rows, is_far=True)
     near, far = _with_own_spread_of_first(near, far, near_row_of)
-    why_no_far = "" if far else _why_no_far(text, rows)
-    return Places(near, far, encoding_of, near_row_of, unjudged_far_loss, failed, why_no_far)
+    why_no_far = "" if far else _why_no_far(text_study, rows)
+    return Places(
+        near, far, encoding_of, near_row_of, unjudged_far_loss, failure_counts, why_no_far
+    )
 
 
-def places_of(near: Values, far: Values, margin: float = MARGIN) -> Places:
+def places_of(near: NumbersBySeed, far: NumbersBySeed, margin: float = MARGIN) -> Places:
     """Return the places of plain losses, in bits per byte by encoding and seed: every encoding as
     trained.
 
@@ -102,12 +110,12 @@ def places_of(near: Values, far: Values, margin: float = MARGIN) -> Places:
     ('t5', 'rope')
     """
     standings = []
-    for losses, prior in ((near, NEAR_SPREAD), (far, FAR_SPREAD)):
+    for losses, prior in ((near, NEAR_PRIOR), (far, FAR_PRIOR)):
         pairs = PairwiseComparison(losses, "text", prior=prior)
         standings.append(Standing("", pairs, margin=margin) if losses else None)
-    names = {name: name for name in (*near, *far)}
-    near_standing, far_standing = _with_own_spread_of_first(standings[0], standings[1], names)
-    return Places(near_standing, far_standing, names, names)
+    own_name_of = {name: name for name in (*near, *far)}
+    near_standing, far_standing = _with_own_spread_of_first(standings[0], standings[1], own_name_of)
+    return Places(near_standing, far_standing, own_name_of, own_name_of)
 
 
 def far_loss(row: Row, result: TrialResult) -> float | None:
@@ -117,31 +125,33 @@ def far_loss(row: Row, result: TrialResult) -> float | None:
     Results of before these bytes were kept have losses by position, whose last ones are the same
     bytes.
     """
-    longest = max(row.trial.test_lengths)
-    if longest in row.far_by_length:
-        return row.far_by_length[longest].far
-    first = longest - row.trial.train_length
-    buckets = [bucket for bucket in result.by_position if bucket.start >= first]
+    longest_length = max(row.trial.test_lengths)
+    if longest_length in row.far_by_length:
+        return row.far_by_length[longest_length].far
+    first_position = longest_length - row.trial.train_length
+    buckets = [bucket for bucket in result.by_position if bucket.start >= first_position]
     are_the_same_bytes = (
         row.reading == "trained"
         and row.trial.objective == CAUSAL
-        and first >= row.trial.train_length
+        and first_position >= row.trial.train_length
         and bool(buckets)
-        and (buckets[0].start, buckets[-1].stop) == (first, longest)
+        and (buckets[0].start, buckets[-1].stop) == (first_position, longest_length)
     )
     if row.far_by_length or not are_the_same_bytes:
         return None
     sizes = [bucket.stop - bucket.start for bucket in buckets]
-    total = sum(b.bits_per_byte * size for b, size in zip(buckets, sizes, strict=True))
-    return total / sum(sizes)
+    total_bits = sum(b.bits_per_byte * size for b, size in zip(buckets, sizes, strict=True))
+    return total_bits / sum(sizes)
 
 
-def failed_trials(study: Study) -> dict[str, tuple[int, int]]:
+def count_failed_trials(study: Study) -> dict[str, tuple[int, int]]:
     """Return how many trials failed, and of how many planned ones, by encoding; only encodings with
     a failed trial."""
-    planned = Counter(trial.encoding for trial in study.trials)
-    failed = Counter(result.config.encoding for result in study.failed)
-    return {name: (count, planned[name]) for name, count in failed.items()}
+    planned_counts = Counter(trial.encoding for trial in study.trials)
+    failed_counts = Counter(result.config.encoding for result in study.failed)
+    return {
+        encoding: (count, planned_counts[encoding]) for encoding, count in failed_counts.items()
+    }
 
 
 def standings(study: Study) -> list[Standing]:
@@ -149,7 +159,7 @@ def standings(study: Study) -> list[Standing]:
     return near_and_far(study).all
 
 
-def best_first(study: Study) -> list[str]:
+def encodings_best_first(study: Study) -> list[str]:
     """Return the encodings, best first on far bytes; those without far bytes come later."""
     places = near_and_far(study)
     names = order_by_standings(study, reversed(places.all))
@@ -160,13 +170,15 @@ def best_first(study: Study) -> list[str]:
 def standing_by_column(study: Study) -> dict[str, Standing]:
     """Return the standing of each column of the table of tasks: "all" tasks, the text near and far,
     each task."""
-    columns: dict[str, Standing | None] = {"all": standing_of_tasks(study)}
-    text = study.of_task(TEXT)
-    if text.trials:
-        columns |= {standing.where: standing for standing in standings(text)}
+    standing_of_column: dict[str, Standing | None] = {"all": standing_of_tasks(study)}
+    text_study = study.of_task(TEXT)
+    if text_study.trials:
+        standing_of_column |= {standing.where: standing for standing in standings(text_study)}
     for task in study.sequence_tasks:
-        columns[task] = standing_of_task(study, task)
-    return {key: standing for key, standing in columns.items() if standing is not None}
+        standing_of_column[task] = standing_of_task(study, task)
+    return {
+        column: standing for column, standing in standing_of_column.items() if standing is not None
+    }
 
 
 def far_place_in_words(study: Study) -> str:
@@ -180,12 +192,12 @@ def _near_place_in_words(study: Study) -> str:
     return f"{study.trials[0].train_length:,} bytes"
 
 
-def _rows_that_count(text: Study, failed: Mapping[str, tuple[int, int]]) -> list[Row]:
+def _rows_that_count(text_study: Study, failure_counts: Mapping[str, tuple[int, int]]) -> list[Row]:
     """Return the rows of encodings that pass the contract and have no failed trial; if all have
     one, those with failed trials too."""
-    checked = [row for row in rows_of(text) if row.encoding not in text.unchecked]
-    whole = [row for row in checked if row.encoding not in failed]
-    return whole or checked
+    checked_rows = [row for row in rows_of(text_study) if row.encoding not in text_study.unchecked]
+    complete_rows = [row for row in checked_rows if row.encoding not in failure_counts]
+    return complete_rows or checked_rows
 
 
 def _encoding_and_seed(config: TrialConfig) -> tuple[str, int]:
@@ -193,49 +205,53 @@ def _encoding_and_seed(config: TrialConfig) -> tuple[str, int]:
     return config.encoding, config.seed
 
 
-def _simplest_row(encoding: str, by_row: Values) -> str:
+def _simplest_row(encoding: str, by_row: NumbersBySeed) -> str:
     """Return the name of the row that stands for an encoding on far bytes: of the readings, the
     first whose mean is within MARGIN of the lowest."""
-    means = {name: fmean(seeds.values()) for name, seeds in by_row.items()}
-    lowest = min(means.values())
+    means = {name: fmean(loss_by_seed.values()) for name, loss_by_seed in by_row.items()}
+    lowest_mean = min(means.values())
     names = [row_name(encoding, reading) for reading in READINGS]
-    return next(name for name in names if name in means and means[name] <= lowest + MARGIN)
+    return next(name for name in names if name in means and means[name] <= lowest_mean + MARGIN)
 
 
 def _near_losses(
-    rows: Sequence[Row], judged: Mapping[str, str]
+    rows: Sequence[Row], judged_row_of: Mapping[str, str]
 ) -> tuple[dict[str, dict[int, float]], dict[str, str]]:
     """Return the near losses by row and seed, and the name of the near row of each judged far row.
 
     Every encoding enters as trained; a judged row with other near losses, as after a tuning, enters
     beside it.
     """
-    losses: Values = {}
+    losses: NumbersBySeed = {}
     for row in rows:
-        bits = row.near.bits_per_byte if row.trial.train_length in row.score_by_length else None
-        if bits is not None:
-            losses.setdefault(row.name, {})[row.seed] = bits
+        loss = row.near.bits_per_byte if row.trial.train_length in row.score_by_length else None
+        if loss is not None:
+            losses.setdefault(row.name, {})[row.seed] = loss
     near_row_of = {}
-    for encoding, name in judged.items():
-        is_same = losses.get(name) == losses.get(encoding)
-        near_row_of[name] = encoding if is_same else name
-    as_trained = {row.encoding for row in rows}
-    entering = as_trained | set(near_row_of.values())
-    return {name: seeds for name, seeds in losses.items() if name in entering}, near_row_of
+    for encoding, name in judged_row_of.items():
+        near_losses_are_equal = losses.get(name) == losses.get(encoding)
+        near_row_of[name] = encoding if near_losses_are_equal else name
+    trained_names = {row.encoding for row in rows}
+    entering_names = trained_names | set(near_row_of.values())
+    return {
+        name: loss_by_seed for name, loss_by_seed in losses.items() if name in entering_names
+    }, near_row_of
 
 
-def _standing(losses: Values, where: str, rows: Iterable[Row], is_far: bool) -> Standing | None:
+def _standing(
+    losses: NumbersBySeed, where: str, rows: Iterable[Row], is_far: bool
+) -> Standing | None:
     """Return the standing of these losses, with intervals over windows if all rows have those."""
     if not losses:
         return None
-    by_window: dict[str, list[Sequence[float]]] = {}
+    window_losses: dict[str, list[Sequence[float]]] = {}
     for row in rows:
         if row.name not in losses:
             continue
         score = row.far_by_length.get(max(row.trial.test_lengths)) if is_far else row.near
-        by_window.setdefault(row.name, []).append(score.windows if score else ())
-    pairs = PairwiseComparison(losses, "text", prior=FAR_SPREAD if is_far else NEAR_SPREAD)
-    return Standing(where, pairs, by_window=mean_loss_by_window(by_window), margin=MARGIN)
+        window_losses.setdefault(row.name, []).append(score.windows if score else ())
+    pairs = PairwiseComparison(losses, "text", prior=FAR_PRIOR if is_far else NEAR_PRIOR)
+    return Standing(where, pairs, window_losses=mean_loss_by_window(window_losses), margin=MARGIN)
 
 
 def _with_own_spread_of_first(
@@ -251,15 +267,21 @@ def _with_own_spread_of_first(
 
         half = t(0.036; sum of seeds - 1) * expected * sqrt(mean of (spread / expected)^2 / seeds)
     """
-    far_name = {there: name for name, there in near_row_of.items()}
+    far_row_of = {near_name: name for name, near_name in near_row_of.items()}
     steady_near, steady_far = near, far
     if near is not None:
-        first = near.order[0]
-        spreads = [_spread_of_lead(near, first), _spread_of_lead(far, far_name.get(first))]
+        first_row = near.order[0]
+        spreads = [
+            _spread_of_lead(near, first_row),
+            _spread_of_lead(far, far_row_of.get(first_row)),
+        ]
         steady_near = replace(near, half_by_own_seeds=_half_by_own_seeds(near, spreads))
     if far is not None:
-        first = far.order[0]
-        spreads = [_spread_of_lead(far, first), _spread_of_lead(near, near_row_of.get(first))]
+        first_row = far.order[0]
+        spreads = [
+            _spread_of_lead(far, first_row),
+            _spread_of_lead(near, near_row_of.get(first_row)),
+        ]
         steady_far = replace(far, half_by_own_seeds=_half_by_own_seeds(far, spreads))
     return steady_near, steady_far
 
@@ -268,8 +290,8 @@ class _Spread(NamedTuple):
     """Hold a standard deviation over seeds, in units of the expected one, and its degrees of
     freedom."""
 
-    relative: float
-    freedom: int
+    relative_deviation: float
+    degrees_of_freedom: int
 
 
 def _spread_of_lead(standing: Standing | None, name: str | None) -> _Spread | None:
@@ -285,8 +307,8 @@ def _spread_of_lead(standing: Standing | None, name: str | None) -> _Spread | No
     for other in sorted(rivals, key=lambda other: abs(means[other] - means[name]))[
         :NUM_NEAREST_RIVALS
     ]:
-        common = values[name].keys() & values[other].keys()
-        leads = [values[other][seed] - values[name][seed] for seed in common]
+        common_seeds = values[name].keys() & values[other].keys()
+        leads = [values[other][seed] - values[name][seed] for seed in common_seeds]
         if len(leads) > 1:
             spreads.append(_Spread(stdev(leads) / standing.pairs.prior.spread, len(leads) - 1))
     return min(spreads, default=None)
@@ -299,17 +321,17 @@ def _half_by_own_seeds(standing: Standing, spreads: Sequence[_Spread | None]) ->
         return math.inf
     from scipy import special
 
-    known = [spread for spread in spreads if spread is not None]
-    freedom = sum(spread.freedom for spread in known)
-    variance = fmean(spread.relative**2 for spread in known)
-    quantile = float(special.stdtrit(freedom, 1 - STEADY_LEVEL / 2))
-    count = spreads[0].freedom + 1
-    return quantile * standing.pairs.prior.spread * math.sqrt(variance / count)
+    known_spreads = [spread for spread in spreads if spread is not None]
+    degrees_of_freedom = sum(spread.degrees_of_freedom for spread in known_spreads)
+    variance = fmean(spread.relative_deviation**2 for spread in known_spreads)
+    quantile = float(special.stdtrit(degrees_of_freedom, 1 - STEADY_LEVEL / 2))
+    num_seeds = spreads[0].degrees_of_freedom + 1
+    return quantile * standing.pairs.prior.spread * math.sqrt(variance / num_seeds)
 
 
-def _why_no_far(text: Study, rows: Sequence[Row]) -> str:
+def _why_no_far(text_study: Study, rows: Sequence[Row]) -> str:
     """Return why no row has a loss on far bytes."""
-    config = text.trials[0]
+    config = text_study.trials[0]
     if max(config.test_lengths) <= config.train_length:
         return "no longer length was tested"
     if rows and not any(row.far_by_length for row in rows):

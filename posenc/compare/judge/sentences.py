@@ -19,9 +19,9 @@ from posenc.compare.rows import CostRatio, EqualTime
 from posenc.report.report import join_names
 from posenc.statistics.seed_intervals import Gap
 
-COSTS_MORE = 1.2
+MIN_DEARER_RATIO = 1.2
 """Ratio of training times from which the answer says what an encoding costs: chosen."""
-FEW = 8
+MAX_NAMED = 8
 """Number of tied encodings that the answer names; of more it names seven and counts the others."""
 _NUMBER_WORDS = "no one two three four five six seven eight nine ten".split()
 
@@ -65,47 +65,47 @@ def _sentences_beside_choices(judgement: Judgement, near: Choice) -> Iterator[st
         yield from _sentences_on_cost(judgement.cost, judgement)
 
 
-def _sentence_on_breaking(judgement: Judgement, near: str, far: str) -> str:
+def _sentence_on_breaking(judgement: Judgement, near_place: str, far_place: str) -> str:
     """Write which encodings break when read as trained, by how many bits, and which of them hold in
-    a window. near, far: the two places in words."""
+    a window. near_place, far_place: the two places in words."""
     broken, held = judgement.broken, judgement.held_in_window
-    names = [f"{name} (+{bits:.2f} bits)" for name, bits in broken.items()]
-    verb = "breaks" if len(names) == 1 else "break"
+    broken_texts = [f"{name} (+{bits:.2f} bits)" for name, bits in broken.items()]
+    verb = "breaks" if len(broken_texts) == 1 else "break"
     sentence = (
-        f"Read as trained, {list_up_to_six(names)} {verb} beyond {near}: so much higher is the "
-        f"loss {with_preposition(far)} than on the same bytes with near context"
+        f"Read as trained, {list_up_to_six(broken_texts)} {verb} beyond {near_place}: so much "
+        f"higher is the loss {with_preposition(far_place)} than on the same bytes with near context"
     )
     if not held:
         return f"{sentence}."
-    costs = [f"{round(bits, 2) + 0.0:+.2f}" for bits in held.values()]
+    signed_bits = [f"{round(bits, 2) + 0.0:+.2f}" for bits in held.values()]
     verb = "does" if len(held) == 1 else "do"
     if len(broken) == 1:
-        clause = f"it {verb} not ({costs[0]})"
+        clause = f"it {verb} not ({signed_bits[0]})"
     else:
-        named = [f"{name} ({cost})" for name, cost in zip(held, costs, strict=True)]
-        clause = f"{list_up_to_six(named)} {verb} not"
-    return f"{sentence}; in a window of {judgement.window:,} bytes {clause}."
+        held_texts = [f"{name} ({signed})" for name, signed in zip(held, signed_bits, strict=True)]
+        clause = f"{list_up_to_six(held_texts)} {verb} not"
+    return f"{sentence}; in a window of {judgement.window_length:,} bytes {clause}."
 
 
 def _sentence_on_too_early(near: Standing, table: ByteTable) -> str:
     """Write that no model is better than a table of bytes."""
     table_in_words = "byte frequencies" if table.order == 1 else "a table of byte pairs"
-    lowest, highest = near.mean(near.order[0]), near.mean(near.order[-1])
+    lowest_loss, highest_loss = near.mean(near.order[0]), near.mean(near.order[-1])
     if len(near.order) == 1:
-        subject = f"{near.order[0]} ({lowest:.2f} bits per byte) is"
+        subject = f"{near.order[0]} ({lowest_loss:.2f} bits per byte) is"
     else:
         all_of_them = "both" if len(near.order) == 2 else f"all {number_word(len(near.order))}"
-        subject = f"{all_of_them} ({lowest:.2f} to {highest:.2f} bits per byte) are"
-        if not highest > table.bits:
-            subject = f"{near.order[0]} ({lowest:.2f} bits per byte), the lowest, is"
-    than = f"{table_in_words} ({table.bits:.2f})"
-    return f"Too early to tell: {subject} no better than {than}. Give more --steps."
+        subject = f"{all_of_them} ({lowest_loss:.2f} to {highest_loss:.2f} bits per byte) are"
+        if not highest_loss > table.bits:
+            subject = f"{near.order[0]} ({lowest_loss:.2f} bits per byte), the lowest, is"
+    table_text = f"{table_in_words} ({table.bits:.2f})"
+    return f"Too early to tell: {subject} no better than {table_text}. Give more --steps."
 
 
 def _sentence_on_only_encoding(standings: Sequence[Standing], name: str) -> str:
     """Write the losses of the only encoding."""
-    losses = [f"{s.mean(s.order[0]):.2f} {with_preposition(s.where)}" for s in standings]
-    return f"{name} is the only encoding: {join_names(losses)} (bits per byte). Add another."
+    loss_texts = [f"{s.mean(s.order[0]):.2f} {with_preposition(s.where)}" for s in standings]
+    return f"{name} is the only encoding: {join_names(loss_texts)} (bits per byte). Add another."
 
 
 def _choices_are_the_same(near: Choice, far: Choice, judgement: Judgement) -> bool:
@@ -120,14 +120,14 @@ def _choices_are_the_same(near: Choice, far: Choice, judgement: Judgement) -> bo
 
 def _sentence_on_both_places(near: Choice, far: Choice) -> str:
     """Write the sentence on two choices that are the same."""
-    near_losses = f"{_losses(near)} {with_preposition(near.where)}"
-    far_losses = f"{_losses(far)} {with_preposition(far.where)}"
-    named = (
+    near_losses = f"{_losses_in_words(near)} {with_preposition(near.where)}"
+    far_losses = f"{_losses_in_words(far)} {with_preposition(far.where)}"
+    opening = (
         _clause_on_tied(far)
         if far.certainty == TIED
         else _capitalise_unless_name(_clause_on_leader(far))
     )
-    return f"{named}: {near_losses} and {far_losses}."
+    return f"{opening}: {near_losses} and {far_losses}."
 
 
 def _sentence_on_one_place(choice: Choice) -> str:
@@ -139,7 +139,7 @@ def _sentence_on_one_place(choice: Choice) -> str:
         if choice.certainty == TIED
         else _capitalise_unless_name(_clause_on_leader(choice))
     )
-    return f"{sentence}: {_losses(choice)} {with_preposition(choice.where)}."
+    return f"{sentence}: {_losses_in_words(choice)} {with_preposition(choice.where)}."
 
 
 def _sentences_on_different_choices(
@@ -147,33 +147,33 @@ def _sentences_on_different_choices(
 ) -> Iterator[str]:
     """Yield the sentences on two choices that differ: the row to take for both, how it stands in
     each, and what is better for near bytes alone."""
-    taken = judgement.taken
+    taken_row = judgement.taken
     if near.why_no_interval or far.why_no_interval:
         yield _sentence_on_undecided([near, far])
         return
-    # `taken` is a row of the far place. If it is only read in another way than the encoding as
+    # `taken_row` is a row of the far place. If it is only read in another way than the encoding as
     # trained, its near losses stand under the encoding's own name.
-    near_taken = judgement.places.near_row_of.get(taken or "", taken)
-    far_clause = _clause_with_losses(far, taken)
-    if near_taken in near.tied:
-        near_clause = _clause_with_losses(near, near_taken)
-        end = (
+    near_taken_row = judgement.places.near_row_of.get(taken_row or "", taken_row)
+    far_clause = _clause_with_losses(far, taken_row)
+    if near_taken_row in near.tied:
+        near_clause = _clause_with_losses(near, near_taken_row)
+        closing_clause = (
             "; any of the tied that your stack runs will do"
             if near.certainty == far.certainty
             else ""
         )
-        yield f"Take {taken}: {near_clause} and {far_clause}{end}."
+        yield f"Take {taken_row}: {near_clause} and {far_clause}{closing_clause}."
         return
-    yield f"Take {taken}: {far_clause}."
-    only_near = _clause_on_tied(near) if near.certainty == TIED else _clause_on_leader(near)
-    yield f"For texts of {near.where} only, {only_near}: {_losses(near)}."
+    yield f"Take {taken_row}: {far_clause}."
+    near_only_clause = _clause_on_tied(near) if near.certainty == TIED else _clause_on_leader(near)
+    yield f"For texts of {near.where} only, {near_only_clause}: {_losses_in_words(near)}."
 
 
 def _clause_with_losses(choice: Choice, name: str | None) -> str:
     """Write how a row stands in a place, and the losses there:
     `leads at 128 bytes (2.36 bits; alibi +0.12 ± 0.03)`."""
     place = with_preposition(choice.where)
-    return f"{clause_on_standing(choice, name)} {place} ({_losses_for_brackets(choice)})"
+    return f"{clause_on_standing(choice, name)} {place} ({_losses_in_brackets(choice)})"
 
 
 def clause_on_standing(choice: Choice, name: str | None) -> str:
@@ -184,21 +184,23 @@ def clause_on_standing(choice: Choice, name: str | None) -> str:
         return "leads after this training"
     others = [other for other in choice.tied if other != name]
     shown = others
-    if len(choice.tied) > FEW:
-        shown = [*others[: FEW - 2], f"{number_word(len(others) - FEW + 2)} others"]
+    if len(choice.tied) > MAX_NAMED:
+        shown = [*others[: MAX_NAMED - 2], f"{number_word(len(others) - MAX_NAMED + 2)} others"]
     return f"tied with {join_names(shown)}"
 
 
 def _sentence_on_undecided(choices: Sequence[Choice]) -> str:
     """Write that no difference has an interval, and what has the lowest loss meanwhile."""
-    take = choices[-1].tied[0]
-    lowest = []
+    row_to_take = choices[-1].tied[0]
+    loss_texts = []
     for choice in choices:
-        first = choice.tied[0]
-        name = "" if first == take else f"{first} "
-        lowest.append(f"{name}{choice.bits[first]:.2f} {with_preposition(choice.where)}")
-    why = next(choice.why_no_interval for choice in choices if choice.why_no_interval)
-    return f"Not decided, {why}. Take {take} until then, the lowest: {join_names(lowest)}."
+        leader = choice.tied[0]
+        name = "" if leader == row_to_take else f"{leader} "
+        loss = choice.loss_of_row[leader]
+        loss_texts.append(f"{name}{loss:.2f} {with_preposition(choice.where)}")
+    reason = next(choice.why_no_interval for choice in choices if choice.why_no_interval)
+    lowest = join_names(loss_texts)
+    return f"Not decided, {reason}. Take {row_to_take} until then, the lowest: {lowest}."
 
 
 def with_preposition(where: str) -> str:
@@ -208,8 +210,8 @@ def with_preposition(where: str) -> str:
 
 def _capitalise_unless_name(sentence: str) -> str:
     """Return a sentence with a capital, unless it begins with the name of an encoding."""
-    begins = ("use ", "not ")
-    return sentence[0].upper() + sentence[1:] if sentence.startswith(begins) else sentence
+    openings = ("use ", "not ")
+    return sentence[0].upper() + sentence[1:] if sentence.startswith(openings) else sentence
 
 
 def _clause_on_leader(choice: Choice) -> str:
@@ -227,16 +229,17 @@ def _clause_on_tied(choice: Choice) -> str:
     return f"{join_names(names)} are tied: take the one that your stack runs, else {choice.taken}"
 
 
-def _losses(choice: Choice) -> str:
+def _losses_in_words(choice: Choice) -> str:
     """Write the losses of the best, and by how much the next one is behind: `2.36 bits (alibi
     +0.12 ± 0.03)`."""
-    bits, _, rest = _losses_for_brackets(choice).partition("; ")
-    return f"{bits} ({rest})" if rest else bits
+    bits, _, behind_text = _losses_in_brackets(choice).partition("; ")
+    return f"{bits} ({behind_text})" if behind_text else bits
 
 
-def _losses_for_brackets(choice: Choice) -> str:
+def _losses_in_brackets(choice: Choice) -> str:
     """Write the same for use in brackets: `2.36 bits; alibi +0.12 ± 0.03`."""
-    lowest, highest = f"{min(choice.bits.values()):.2f}", f"{max(choice.bits.values()):.2f}"
+    losses = choice.loss_of_row.values()
+    lowest, highest = f"{min(losses):.2f}", f"{max(losses):.2f}"
     bits = lowest if lowest == highest else f"{lowest} to {highest}"
     if choice.behind is None:
         return f"{bits} bits"
@@ -252,12 +255,13 @@ def sentence_on_context(name: str, use: ContextUse) -> str:
     't5 uses more than 64 and at most 256 bytes of context: 512 save 0.12 ± 0.02 bits against 128.'
     """
     verb = "save" if use.saved.value >= 0 else "cost"
-    bits = with_interval(use.saved)[1:]  # without its sign, which the verb says
-    evidence = f"{use.longest:,} {verb} {bits} bits against {use.near:,}"
-    used = range_of_context(use)
-    if not used:
-        return f"Whether {name} uses more than {use.near:,} bytes of context is open: {evidence}."
-    return f"{name} uses {used} bytes of context: {evidence}."
+    bits_in_words = with_interval(use.saved)[1:]  # without its sign, which the verb says
+    evidence = f"{use.longest_length:,} {verb} {bits_in_words} bits against {use.near_length:,}"
+    used_range = range_of_context(use)
+    if not used_range:
+        question = f"Whether {name} uses more than {use.near_length:,} bytes of context"
+        return f"{question} is open: {evidence}."
+    return f"{name} uses {used_range} bytes of context: {evidence}."
 
 
 def range_of_context(use: ContextUse) -> str:
@@ -274,61 +278,61 @@ def range_of_context(use: ContextUse) -> str:
 def _sentences_on_cost(cost: EqualTime, judgement: Judgement) -> Iterator[str]:
     """Yield what the rows that the answer names cost, and who is first at equal training time."""
     encoding_of = judgement.places.encoding_of
-    taken = encoding_of.get(judgement.taken or "", "")
-    yield from _sentences_on_dear_encodings(cost, judgement, taken)
-    if taken in cost.step_seconds and cost.mean_losses:
-        yield from _sentences_on_equal_time(cost, taken)
+    chosen = encoding_of.get(judgement.taken or "", "")
+    yield from _sentences_on_dear_encodings(cost, judgement, chosen)
+    if chosen in cost.step_seconds and cost.mean_losses:
+        yield from _sentences_on_equal_time(cost, chosen)
 
 
 def _sentences_on_dear_encodings(
-    cost: EqualTime, judgement: Judgement, taken: str
+    cost: EqualTime, judgement: Judgement, chosen: str
 ) -> Iterator[str]:
     """Yield what the encoding to take costs, against the cheapest, and what the others that the
-    answer names cost, against the one to take. taken: the encoding to take."""
-    times = cost.known_ratio(taken, cost.cheapest)
-    if times is not None and _is_dearer(times):
-        yield f"{taken} costs {times_in_words(times)} times {cost.cheapest}'s training time."
+    answer names cost, against the one to take. chosen: the encoding to take."""
+    ratio = cost.known_ratio(chosen, cost.cheapest)
+    if ratio is not None and _is_dearer(ratio):
+        yield f"{chosen} costs {times_in_words(ratio)} times {cost.cheapest}'s training time."
     named_rows: list[str] = []
     for choice in judgement.choices:
         named_rows += _rows_to_name(choice)
     encoding_of = judgement.places.encoding_of
     for other in dict.fromkeys(encoding_of[name] for name in named_rows):
-        times = cost.known_ratio(other, taken)
-        if times is not None and _is_dearer(times):
-            yield f"{other} costs {times_in_words(times)} times {taken}'s training time."
+        ratio = cost.known_ratio(other, chosen)
+        if ratio is not None and _is_dearer(ratio):
+            yield f"{other} costs {times_in_words(ratio)} times {chosen}'s training time."
 
 
-def _sentences_on_equal_time(cost: EqualTime, taken: str) -> Iterator[str]:
+def _sentences_on_equal_time(cost: EqualTime, chosen: str) -> Iterator[str]:
     """Yield which encoding is ahead of the one to take after equally long training; nothing if none
-    is for certain. taken: the encoding to take."""
-    losses = cost.mean_losses
-    first = next(iter(losses))
-    if taken not in losses:
-        yield f"At equal time {first} is ahead: {taken} had not been validated by then."
-    elif cost.is_ahead(first, taken, MARGIN):
-        bits = f"{losses[first]:.2f} against {losses[taken]:.2f} bits"
-        yield f"At equal time {first} is ahead ({bits})."
+    is for certain. chosen: the encoding to take."""
+    loss_of = cost.mean_losses
+    leader = next(iter(loss_of))
+    if chosen not in loss_of:
+        yield f"At equal time {leader} is ahead: {chosen} had not been validated by then."
+    elif cost.is_ahead(leader, chosen, MARGIN):
+        losses_text = f"{loss_of[leader]:.2f} against {loss_of[chosen]:.2f} bits"
+        yield f"At equal time {leader} is ahead ({losses_text})."
 
 
-def _is_dearer(times: CostRatio) -> bool:
+def _is_dearer(ratio: CostRatio) -> bool:
     """Return True if the answer says what an encoding costs: it is slower for certain, and by
     enough to matter."""
-    return times.estimate >= COSTS_MORE and times.lowest > 1
+    return ratio.estimate >= MIN_DEARER_RATIO and ratio.lowest > 1
 
 
-def times_in_words(times: CostRatio) -> str:
+def times_in_words(ratio: CostRatio) -> str:
     """Write a ratio of training times with its range, `1.4 (1.3 to 1.6)`; without a range that
     rounding shows, `1.4`."""
-    estimate, lowest, highest = (f"{ratio:.1f}" for ratio in times)
+    estimate, lowest, highest = (f"{number:.1f}" for number in ratio)
     return estimate if lowest == highest else f"{estimate} ({lowest} to {highest})"
 
 
 def _rows_to_name(choice: Choice) -> list[str]:
     """Return the tied rows that the answer names."""
-    if len(choice.tied) <= FEW:
+    if len(choice.tied) <= MAX_NAMED:
         return list(choice.tied)
     others = [name for name in choice.tied if name != choice.taken]
-    return [choice.taken, *others[: FEW - 2]]
+    return [choice.taken, *others[: MAX_NAMED - 2]]
 
 
 def sentence_on_task(standing: Standing, metric: str, why_no_interval: str | None) -> str:
@@ -338,25 +342,25 @@ def sentence_on_task(standing: Standing, metric: str, why_no_interval: str | Non
     why_no_interval: why no difference has an interval; None if they have.
     """
     first = standing.order[0]
-    score = f"{standing.mean(first):.2f} {metric}"
+    score_text = f"{standing.mean(first):.2f} {metric}"
     if len(standing.order) == 1:
-        return f"{first} is the only encoding: {score}. Add another."
+        return f"{first} is the only encoding: {score_text}. Add another."
     best = "highest" if standing.higher_is_better else "lowest"
-    next_one = standing.order[1]
+    second = standing.order[1]
     if why_no_interval:
-        gap_text = with_sign(standing.gap(next_one))
+        gap_text = with_sign(standing.gap(second))
         return (
             f"Not decided, {why_no_interval}; take {first} until then: {best} {metric} "
-            f"({standing.mean(first):.2f}; {next_one} {gap_text})."
+            f"({standing.mean(first):.2f}; {second} {gap_text})."
         )
-    tied = [name for name in standing.first_tier if name != first]
-    if tied:
-        names = list_up_to_six([first, *tied])
+    tied_rows = [name for name in standing.first_tier if name != first]
+    if tied_rows:
+        names = list_up_to_six([first, *tied_rows])
         return f"{names} are tied in {metric}, {first} has the {best} ({standing.mean(first):.2f})."
-    gap_text = with_interval(standing.gap(next_one))
+    gap_text = with_interval(standing.gap(second))
     return (
         f"{first} leads after this training: {best} {metric} ({standing.mean(first):.2f}; "
-        f"{next_one} {gap_text})."
+        f"{second} {gap_text})."
     )
 
 
@@ -370,23 +374,23 @@ def sentence_on_unlearned_task(task: str) -> str:
     return f"No trial has learned {task}, so nothing is said of it: give more --steps."
 
 
-def sentence_without_results(failed: Mapping[str, tuple[int, int]]) -> str:
+def sentence_without_results(counts: Mapping[str, tuple[int, int]]) -> str:
     """Write the answer of a study without a finished trial.
 
-    failed: how many trials failed, of how many planned ones, by encoding.
+    counts: how many trials failed, of how many planned ones, by encoding.
     """
-    if failed and all(count == planned for count, planned in failed.values()):
-        return f"No trial has finished: all trials of {list_up_to_six(failed)} failed."
-    if failed:
-        return f"No trial has finished, and {list_up_to_six(failed)} failed."
+    if counts and all(failed == planned for failed, planned in counts.values()):
+        return f"No trial has finished: all trials of {list_up_to_six(counts)} failed."
+    if counts:
+        return f"No trial has finished, and {list_up_to_six(counts)} failed."
     return "No trial has finished."
 
 
 def sentence_on_unchecked(names: Iterable[str]) -> str:
     """Write the warning of encodings that fail the contract."""
     unique = list(dict.fromkeys(names))
-    fail = "it fails" if len(unique) == 1 else "they fail"
-    return f"The losses of {list_up_to_six(unique)} mean nothing: {fail} a check."
+    fail_phrase = "it fails" if len(unique) == 1 else "they fail"
+    return f"The losses of {list_up_to_six(unique)} mean nothing: {fail_phrase} a check."
 
 
 def sentence_on_running_nowhere(names: Sequence[str]) -> str:
@@ -399,9 +403,9 @@ def sentence_on_running_only_near(names: Sequence[str], where: str) -> str:
     return f"{list_up_to_six(names)} cannot run on {where}."
 
 
-def sentence_on_table_rates(chosen: Mapping[str, float]) -> str:
+def sentence_on_table_rates(factors: Mapping[str, float]) -> str:
     """Write how much faster than the model the search let tables and scalars of encodings learn."""
-    rates = join_names([f"{name} {factor:g} times" for name, factor in chosen.items()])
+    rates = join_names([f"{name} {factor:g} times" for name, factor in factors.items()])
     return f"Rates of tables in multiples of the model's, without which losses differ: {rates}."
 
 
@@ -418,24 +422,24 @@ def sentence_on_tunings_without_gain(encodings: Sequence[str]) -> str:
 
 
 def sentence_on_servers(
-    encoding: str, without: Sequence[str], best_served: Mapping[str, Gap]
+    encoding: str, servers_without: Sequence[str], best_served: Mapping[str, Gap]
 ) -> str:
     """Write which servers have no decoder of an encoding, and the best rows that they all run.
 
     best_served: differences from the first of all rows, by row: the best served row, then those
         that are tied with it; {} if they all run none.
     """
-    missing = f"No decoder with {encoding} is known in {join_names(without)}"
+    missing = f"No decoder with {encoding} is known in {join_names(servers_without)}"
     if not best_served:
         return f"{missing}."
     names = list_up_to_six(best_served)
-    gaps = _gaps_in_words([*best_served.values()])
+    gaps_text = _gaps_in_words([*best_served.values()])
     if len(best_served) == 1:
-        verdict = f"is best ({gaps})"
+        verdict = f"is best ({gaps_text})"
     elif all(gap.half_width == math.inf for gap in best_served.values()):
-        verdict = f"are not told apart ({gaps})"
+        verdict = f"are not told apart ({gaps_text})"
     else:
-        verdict = f"are tied ({gaps})"
+        verdict = f"are tied ({gaps_text})"
     return f"{missing}; of the rows that they run, {names} {verdict}."
 
 
@@ -444,32 +448,32 @@ def _gaps_in_words(gaps: Sequence[Gap]) -> str:
     +0.31 ± 0.06`. Half an interval that is the same for all is written once, at the end."""
     texts = [with_interval(gap) for gap in gaps]
     if len(texts) > 3:
-        ordered = sorted(gaps, key=lambda gap: gap.value)
-        texts = [with_interval(ordered[0]), with_interval(ordered[-1])]
-    halves = {text.partition(" ± ")[2] for text in texts}
-    if len(halves) == 1:
+        ordered_gaps = sorted(gaps, key=lambda gap: gap.value)
+        texts = [with_interval(ordered_gaps[0]), with_interval(ordered_gaps[-1])]
+    half_width_texts = {text.partition(" ± ")[2] for text in texts}
+    if len(half_width_texts) == 1:
         texts[:-1] = [text.partition(" ± ")[0] for text in texts[:-1]]
     return " to ".join(texts) if len(gaps) > 3 else join_names(texts)
 
 
-def clause_on_moved_leads(taken: str, moves: Mapping[str, float]) -> str:
+def clause_on_moved_leads(chosen: str, moves: Mapping[str, float]) -> str:
     """Write how the leads of the row to take moved with the last doubling of the steps; "" if none
     moved by as much as is printed. moves: bits per byte by the row behind, positive if a lead grew.
 
     >>> clause_on_moved_leads("t5", {"alibi": -0.03, "rope": 0.08})
     "in the last doubling t5's leads fell by 0.03 over alibi, and grew by 0.08 over rope"
     """
-    fell = [f"{-move:.2f} over {name}" for name, move in moves.items() if round(move, 2) < 0]
-    grew = [f"{move:.2f} over {name}" for name, move in moves.items() if round(move, 2) > 0]
+    fallen = [f"{-move:.2f} over {name}" for name, move in moves.items() if round(move, 2) < 0]
+    grown = [f"{move:.2f} over {name}" for name, move in moves.items() if round(move, 2) > 0]
     clauses = []
-    if fell:
-        clauses.append(f"fell by {join_names(fell)}")
-    if grew:
-        clauses.append(f"grew by {join_names(grew)}")
+    if fallen:
+        clauses.append(f"fell by {join_names(fallen)}")
+    if grown:
+        clauses.append(f"grew by {join_names(grown)}")
     if not clauses:
         return ""
-    leads = "lead" if len(fell) + len(grew) == 1 else "leads"
-    return f"in the last doubling {taken}'s {leads} {', and '.join(clauses)}"
+    leads_noun = "lead" if len(fallen) + len(grown) == 1 else "leads"
+    return f"in the last doubling {chosen}'s {leads_noun} {', and '.join(clauses)}"
 
 
 def sentence_on_missing_rank(name: str, task: str, seed: int) -> str:
@@ -477,39 +481,40 @@ def sentence_on_missing_rank(name: str, task: str, seed: int) -> str:
     return f"Not ranked: {name} ({task} seed {seed} is missing)."
 
 
-def sentences_on_failures(failed: Mapping[str, tuple[int, int]]) -> Iterator[str]:
+def sentences_on_failures(counts: Mapping[str, tuple[int, int]]) -> Iterator[str]:
     """Yield the sentence on failed trials, which begins the answer."""
-    counts = [f"{name} {count} of {planned}" for name, (count, planned) in failed.items()]
-    if counts:
-        yield f"Failed trials: {list_up_to_six(counts)}; not judged."
+    failure_texts = [f"{name} {failed} of {planned}" for name, (failed, planned) in counts.items()]
+    if failure_texts:
+        yield f"Failed trials: {list_up_to_six(failure_texts)}; not judged."
 
 
-def sentences_on_own(own: Sequence[OwnComparison]) -> Iterator[str]:
+def sentences_on_own(pairs: Sequence[OwnComparison]) -> Iterator[str]:
     """Yield a sentence for each of the user's own encodings: better than which others, tied with
     which, worse than which, in each place; with the difference from the nearest of the better and
     of the worse."""
-    for name in dict.fromkeys(each.own for each in own):
-        of_name = [each for each in own if each.own == name]
+    for name in dict.fromkeys(pair.own_row for pair in pairs):
+        of_name = [pair for pair in pairs if pair.own_row == name]
         clauses = []
-        for where in dict.fromkeys(each.where for each in of_name):
-            here = [each for each in of_name if each.where == where]
-            clauses.append(f"{_clause_on_own(here)} {with_preposition(where)}")
+        for where in dict.fromkeys(pair.where for pair in of_name):
+            pairs_here = [pair for pair in of_name if pair.where == where]
+            clauses.append(f"{_clause_on_own(pairs_here)} {with_preposition(where)}")
         yield f"{name}: {'; '.join(clauses)}."
 
 
-def _clause_on_own(here: Sequence[OwnComparison]) -> str:
+def _clause_on_own(pairs: Sequence[OwnComparison]) -> str:
     """Write how an encoding of the user's own stands against others in one place."""
     parts = []
     phrases = {"better": "better than", "tied": "tied with", "worse": "worse than"}
     for verdict, phrase in phrases.items():
         of_verdict = sorted(
-            (each for each in here if each.verdict == verdict), key=lambda e: abs(e.gap.value)
+            (pair for pair in pairs if pair.verdict == verdict), key=lambda p: abs(p.gap.value)
         )
         if of_verdict:
             nearest = of_verdict[0]
-            first = f"{nearest.other} ({with_interval(nearest.gap)})"
-            parts.append(f"{phrase} {list_up_to_six([first, *(e.other for e in of_verdict[1:])])}")
-    unsure = [f"{with_sign(each.gap)} from {each.other}" for each in here if not each.verdict]
+            others = [pair.other_row for pair in of_verdict[1:]]
+            nearest_text = f"{nearest.other_row} ({with_interval(nearest.gap)})"
+            parts.append(f"{phrase} {list_up_to_six([nearest_text, *others])}")
+    unsure = [f"{with_sign(p.gap)} from {p.other_row}" for p in pairs if not p.verdict]
     if unsure:
         parts.append(f"without an interval {list_up_to_six(unsure)}")
     return ", ".join(parts)
@@ -539,6 +544,6 @@ def with_interval(gap: Gap) -> str:
     two do not show whether the interval excludes 0; without one, the difference alone."""
     if gap.half_width == math.inf:
         return with_sign(gap)
-    near = min(abs(gap.value), gap.half_width, abs(abs(gap.value) - gap.half_width))
-    digits = 2 if near >= 0.01 else 3
+    closest_number = min(abs(gap.value), gap.half_width, abs(abs(gap.value) - gap.half_width))
+    digits = 2 if closest_number >= 0.01 else 3
     return f"{gap.value:+.{digits}f} ± {gap.half_width:.{digits}f}"

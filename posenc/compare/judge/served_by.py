@@ -3,7 +3,7 @@
 import re
 
 SERVERS = ("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers")
-_BY_NAME = {
+_SERVERS_BY_NAME = {
     "rope": SERVERS,
     "rope_interleaved": SERVERS,
     "partial_rope": SERVERS,
@@ -39,8 +39,8 @@ def servers_of(encoding: str) -> tuple[str, ...]:
     """
     if _LEARNED_SLOPES.search(encoding):
         return ()  # servers compute ALiBi's slopes from the number of heads
-    name = re.fullmatch(r"(\w+)(:.*| \(.*\))?", encoding)
-    return _BY_NAME.get(name[1], ()) if name else ()
+    name_match = re.fullmatch(r"(\w+)(:.*| \(.*\))?", encoding)
+    return _SERVERS_BY_NAME.get(name_match[1], ()) if name_match else ()
 
 
 def num_servers(encoding: str) -> int:

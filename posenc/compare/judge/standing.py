@@ -21,12 +21,12 @@ MIN_TASKS = 3
 MARGIN = 0.02
 """Bits per byte up to which a difference on text does not matter, however certain it is: another
 seed, text or rate of the tables moves as much. Chosen, not derived."""
-NEAR_SPREAD = Prior(0.015, 10)
-FAR_SPREAD = Prior(0.018, 10)
+NEAR_PRIOR = Prior(0.015, 10)
+FAR_PRIOR = Prior(0.018, 10)
 """Standard deviations over seeds that are expected at the training length and on far bytes: those
 of three of four published encodings, of those that do not break, are smaller. They, and their
 weights, were chosen by simulated studies (experiments/judged.py)."""
-Values = dict[str, dict[int, float]]
+NumbersBySeed = dict[str, dict[int, float]]
 """One number by encoding and seed."""
 
 
@@ -38,7 +38,7 @@ class Standing:
     where: in words, such as "128 bytes".
     pairs: the numbers, and the differences of all pairs.
     higher_is_better: of scores; not of losses and ranks.
-    by_window: mean losses over seeds of each window of the text, by encoding; {} if not kept.
+    window_losses: mean losses over seeds of each window of the text, by encoding; {} if not kept.
     margin: the largest difference that does not matter, in the unit of the numbers.
     half_by_own_seeds: half of an interval of the first row by its own seeds, see near_far.py; it
         leads only by more.
@@ -47,7 +47,7 @@ class Standing:
     where: str
     pairs: PairwiseComparison
     higher_is_better: bool = False
-    by_window: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    window_losses: Mapping[str, Sequence[float]] = field(default_factory=dict)
     margin: float = 0.0
     half_by_own_seeds: float = 0.0
 
@@ -61,12 +61,18 @@ class Standing:
         """Return the standing of those tied for the best without the encodings that are worse: one
         that breaks varies most and would hide their differences. None for tasks, if no encoding is
         left out, or if only one remains."""
-        behind = {a for a, _ in self._pairs_that_matter}
-        values = {name: seeds for name, seeds in self.pairs.values.items() if name not in behind}
+        names_behind = {a for a, _ in self._pairs_that_matter}
+        values = {
+            name: by_seed for name, by_seed in self.pairs.values.items() if name not in names_behind
+        }
         if self.pairs.kind_of_values != "text" or not 1 < len(values) < len(self.pairs.values):
             return None
-        again = replace(self, pairs=replace(self.pairs, values=values))
-        return again if again.pairs.least_significant_gap < math.inf else None
+        remaining_standing = replace(self, pairs=replace(self.pairs, values=values))
+        return (
+            remaining_standing
+            if remaining_standing.pairs.least_significant_gap < math.inf
+            else None
+        )
 
     @cached_property
     def _pairs_that_matter(self) -> frozenset[tuple[str, str]]:
@@ -81,13 +87,13 @@ class Standing:
     def worse_pairs(self) -> frozenset[tuple[str, str]]:
         """Return the pairs (a, b) in which `a` is significantly worse than `b`, by more than the
         margin; none with too few seeds for an interval."""
-        pairs = (
+        higher_pairs = (
             self._pairs_that_matter | self.among_best.worse_pairs
             if self.among_best
             else self._pairs_that_matter
         )
         # Of losses and ranks the higher is the worse, of scores the lower.
-        return frozenset((b, a) for a, b in pairs) if self.higher_is_better else pairs
+        return frozenset((b, a) for a, b in higher_pairs) if self.higher_is_better else higher_pairs
 
     @cached_property
     def tiers(self) -> tuple[tuple[str, ...], ...]:
@@ -97,7 +103,9 @@ class Standing:
 
     def tier(self, name: str) -> int:
         """Return the number of an encoding's tier, from 1 for the best."""
-        return next(i for i, names in enumerate(self.tiers, 1) if name in names)
+        return next(
+            number for number, names_of_tier in enumerate(self.tiers, 1) if name in names_of_tier
+        )
 
     @cached_property
     def first_tier(self) -> tuple[str, ...]:
@@ -110,15 +118,19 @@ class Standing:
         """Return the encodings that cannot be told apart from the first of the order, best mean
         first, the first included: those that are worse than none, and those that it leads by no
         more than `half_by_own_seeds`."""
-        first = self.order[0]
-        close = {n for n in self.order if abs(self.gap(n, first).value) <= self.half_by_own_seeds}
-        return tuple(name for name in self.order if name in {first, *self.first_tier} | close)
+        first_name = self.order[0]
+        close_names = {
+            n for n in self.order if abs(self.gap(n, first_name).value) <= self.half_by_own_seeds
+        }
+        return tuple(
+            name for name in self.order if name in {first_name, *self.first_tier} | close_names
+        )
 
     @cached_property
     def gaps_over_windows(self) -> dict[tuple[str, str], Gap]:
         """Return the differences of the first from all others, in either order, with intervals over
         the windows of the text instead of seeds; {} without windows."""
-        return window_gaps(self.by_window, self.order[0])
+        return window_gaps(self.window_losses, self.order[0])
 
     def verdict(self, name: str) -> str:
         """Return "best", "tied" or "worse"; "" if nothing can be significant."""
@@ -146,8 +158,9 @@ class Standing:
         if self.among_best:
             if name in self.among_best.pairs.values:
                 return self.among_best.mean(name)
-            best = self.among_best.order[0]
-            shift = round(self.among_best.mean(best) - means[best], 11)  # 0 if no trial is missing
+            best_name = self.among_best.order[0]
+            # 0 if no trial is missing.
+            shift = round(self.among_best.mean(best_name) - means[best_name], 11)
         mean = round(means[name] + shift, 12) + 0.0  # no -0.0
         return min(max(mean, 0.0), 1.0) if self.higher_is_better else mean
 
@@ -157,38 +170,43 @@ class Standing:
         other = other or self.order[0]
         gap = self.pairs.gap(name, other)
         if self.among_best and {name, other} <= self.among_best.pairs.values.keys():
-            again = self.among_best.gap(name, other)
-            same = abs(again.value - gap.value) < 1e-11  # False if a trial is missing
-            return Gap(again.value, min(gap.half_width, again.half_width)) if same else again
+            gap_among_best = self.among_best.gap(name, other)
+            # False if a trial is missing.
+            is_equal = abs(gap_among_best.value - gap.value) < 1e-11
+            if not is_equal:
+                return gap_among_best
+            return Gap(gap_among_best.value, min(gap.half_width, gap_among_best.half_width))
         return gap
 
 
 def standing_at(study: Study, length: int) -> Standing | None:
     """Return the standing by bits per byte at a length of the text; None if no encoding runs
     there."""
-    losses: Values = {}
-    by_window: dict[str, list[Sequence[float]]] = {}
+    losses: NumbersBySeed = {}
+    window_losses: dict[str, list[Sequence[float]]] = {}
     for result in results_that_count(study.of_task(TEXT)):
         name = result.config.encoding
         for score in result.by_length:
             if score.length == length and score.bits_per_byte is not None:
                 losses.setdefault(name, {})[result.config.seed] = score.bits_per_byte
-                by_window.setdefault(name, []).append(score.windows)
+                window_losses.setdefault(name, []).append(score.windows)
     losses = {name: losses[name] for name in study.encodings if name in losses}
     if not losses:
         return None
-    train = study.of_task(TEXT).trials[0].train_length
-    pairs = PairwiseComparison(losses, "text", prior=NEAR_SPREAD if length == train else FAR_SPREAD)
+    train_length = study.of_task(TEXT).trials[0].train_length
+    pairs = PairwiseComparison(
+        losses, "text", prior=NEAR_PRIOR if length == train_length else FAR_PRIOR
+    )
     return Standing(
-        f"{length:,} bytes", pairs, by_window=mean_loss_by_window(by_window), margin=MARGIN
+        f"{length:,} bytes", pairs, window_losses=mean_loss_by_window(window_losses), margin=MARGIN
     )
 
 
-def order_by_standings(study: Study, ordered: Iterable[Standing]) -> list[str]:
+def order_by_standings(study: Study, standings: Iterable[Standing]) -> list[str]:
     """Return all encodings, sorted by the first of these standings; those that it lacks are sorted
     by the next ones."""
     names: dict[str, None] = {}
-    for standing in ordered:
+    for standing in standings:
         names |= dict.fromkeys(standing.order)
     return list(names | dict.fromkeys(study.encodings))
 
@@ -198,9 +216,12 @@ def standing_of_task(study: Study, task: str) -> Standing | None:
     None if no encoding has one. Trials that did not learn the task count, too. Compared are the
     seeds that all encodings have, or all seeds if these are fewer than two."""
     scores = scores_of_task(study, task)
-    shared = sorted(set.intersection(*map(set, scores.values()))) if scores else []
-    if len(shared) > 1:
-        scores = {name: {seed: seeds[seed] for seed in shared} for name, seeds in scores.items()}
+    shared_seeds = sorted(set.intersection(*map(set, scores.values()))) if scores else []
+    if len(shared_seeds) > 1:
+        scores = {
+            name: {seed: score_by_seed[seed] for seed in shared_seeds}
+            for name, score_by_seed in scores.items()
+        }
     return (
         Standing(
             task, PairwiseComparison(scores, "task", 1 / NUM_TEST_SEQUENCES), higher_is_better=True
@@ -217,19 +238,22 @@ def standing_of_tasks(study: Study) -> Standing | None:
     The ranks are those of the trials of a seed. Trials that did not learn their task share the
     last ranks of it. None with fewer than three tasks or two encodings.
     """
-    ranks = ranks_by_task(study)
-    first = next(iter(ranks.values()), {})
-    if len(ranks) < MIN_TASKS or len(first) < 2:
+    ranks_of_tasks = ranks_by_task(study)
+    ranks_of_first_task = next(iter(ranks_of_tasks.values()), {})
+    if len(ranks_of_tasks) < MIN_TASKS or len(ranks_of_first_task) < 2:
         return None
     means = {
-        name: {seed: fmean(task[name][seed] for task in ranks.values()) for seed in seeds}
-        for name, seeds in first.items()
+        name: {
+            seed: fmean(ranks_of_task[name][seed] for ranks_of_task in ranks_of_tasks.values())
+            for seed in rank_by_seed
+        }
+        for name, rank_by_seed in ranks_of_first_task.items()
     }
-    half_a_rank = 0.5 / len(ranks)  # in one task
-    return Standing(f"{len(ranks)} tasks", PairwiseComparison(means, "tasks", half_a_rank))
+    half_a_rank = 0.5 / len(ranks_of_tasks)  # in one task
+    return Standing(f"{len(ranks_of_tasks)} tasks", PairwiseComparison(means, "tasks", half_a_rank))
 
 
-def ranks_by_task(study: Study) -> dict[str, Values]:
+def ranks_by_task(study: Study) -> dict[str, NumbersBySeed]:
     """Return the rank of each trial among those of its task and seed, by task, encoding and seed; 1
     is best.
 
@@ -238,17 +262,24 @@ def ranks_by_task(study: Study) -> dict[str, Values]:
     their ranks.
     """
     tasks = list(dict.fromkeys(trial.task for trial in study.trials))
-    keys = {task: _sort_keys(study, task) for task in tasks}
-    whole = {
-        name: set.intersection(*(set(keys[task].get(name, {})) for task in tasks))
+    keys_by_task = {task: _ranking_keys(study, task) for task in tasks}
+    complete_seeds = {
+        name: set.intersection(*(set(keys_by_task[task].get(name, {})) for task in tasks))
         for name in study.encodings
     }
-    most = max(map(len, whole.values()), default=0)
-    names = [name for name, seeds in whole.items() if seeds and len(seeds) == most]
-    seeds = sorted(set.intersection(*(whole[name] for name in names))) if names else []
+    max_num_seeds = max(map(len, complete_seeds.values()), default=0)
+    ranked_names = [
+        name for name, seeds in complete_seeds.items() if seeds and len(seeds) == max_num_seeds
+    ]
+    seeds = (
+        sorted(set.intersection(*(complete_seeds[name] for name in ranked_names)))
+        if ranked_names
+        else []
+    )
     return {
         task: {
-            name: {seed: _rank(keys[task], names, name, seed) for seed in seeds} for name in names
+            name: {seed: _rank(keys_by_task[task], ranked_names, name, seed) for seed in seeds}
+            for name in ranked_names
         }
         for task in tasks
         if seeds
@@ -257,30 +288,38 @@ def ranks_by_task(study: Study) -> dict[str, Values]:
 
 def ranks_without_a_task(study: Study) -> dict[str, tuple[int, int]]:
     """Return each encoding's best and worst rank if any one task is left out."""
-    ranks, best_and_worst = ranks_by_task(study), {}
-    for left_out in ranks:
-        others = [of_task for task, of_task in ranks.items() if task != left_out]
+    ranks_of_tasks, best_and_worst = ranks_by_task(study), {}
+    for left_out_task in ranks_of_tasks:
+        ranks_of_other_tasks = [
+            ranks_of_task for task, ranks_of_task in ranks_of_tasks.items() if task != left_out_task
+        ]
         means = {
-            name: fmean(rank for of_task in others for rank in of_task[name].values())
-            for name in ranks[left_out]
+            name: fmean(
+                rank
+                for ranks_of_task in ranks_of_other_tasks
+                for rank in ranks_of_task[name].values()
+            )
+            for name in ranks_of_tasks[left_out_task]
         }
         for name, mean in means.items():
             # Means that differ by the rounding of sums only are equal.
-            place = 1 + sum(other < mean - 1e-9 for other in means.values())
-            low, high = best_and_worst.get(name, (place, place))
-            best_and_worst[name] = min(low, place), max(high, place)
+            rank_of_mean = 1 + sum(other < mean - 1e-9 for other in means.values())
+            low, high = best_and_worst.get(name, (rank_of_mean, rank_of_mean))
+            best_and_worst[name] = min(low, rank_of_mean), max(high, rank_of_mean)
     return best_and_worst
 
 
-def scores_of_task(study: Study, task: str) -> Values:
+def scores_of_task(study: Study, task: str) -> NumbersBySeed:
     """Return the mean of the task's metric over all tests but that at the training length, by
     encoding and seed; a trial that cannot run one of these tests is left out."""
-    scores: Values = {}
+    scores: NumbersBySeed = {}
     for result in results_that_count(study.of_task(task)):
-        shown = [shown_score(task, score) for score in result.by_case[1:]]
-        known = [value for value in shown if value is not None]
-        if known and len(known) == len(shown):  # without a test it would be a mean of easier ones
-            scores.setdefault(result.config.encoding, {})[result.config.seed] = fmean(known)
+        shown_scores = [shown_score(task, score) for score in result.by_case[1:]]
+        known_scores = [value for value in shown_scores if value is not None]
+        if known_scores and len(known_scores) == len(
+            shown_scores
+        ):  # without a test it would be a mean of easier ones
+            scores.setdefault(result.config.encoding, {})[result.config.seed] = fmean(known_scores)
     return {name: scores[name] for name in study.encodings if name in scores}
 
 
@@ -290,50 +329,68 @@ def metric_beyond(task: str, train_length: int) -> str:
     return f"{definition.metric} on {task} beyond {train_length:,} {definition.length_unit}"
 
 
-def _sort_keys(study: Study, task: str) -> Values:
+def _ranking_keys(study: Study, task: str) -> NumbersBySeed:
     """Return the number by which a task's trials are ranked, by encoding and seed; lower is better,
     inf if the trial has not learned the task.
 
     Text: the mean of bits per byte beyond the training length; trials without a loss at one of
     these lengths are left out. Any other task: the negative of `scores_of_task`.
     """
-    part = study.of_task(task)
+    task_study = study.of_task(task)
     if task == TEXT:
-        keys: Values = {}
+        sort_keys: NumbersBySeed = {}
         # A model that has learned less than the frequencies of bytes has not learned the text.
-        frequent = (study.corpus and study.corpus.byte_entropy) or math.inf
-        for result in results_that_count(part):
-            near, *far = (score.bits_per_byte for score in result.by_length)
-            known = [value for value in far if value is not None]
-            if known and len(known) == len(far):
-                key = fmean(known) if (near or 0.0) < frequent else math.inf
-                keys.setdefault(result.config.encoding, {})[result.config.seed] = key
-        return keys
-    passed = {
-        (r.config.encoding, r.config.seed) for r in results_that_count(part) if has_learned(r)
+        loss_of_frequencies = (study.corpus and study.corpus.byte_entropy) or math.inf
+        for result in results_that_count(task_study):
+            near_loss, *far_losses = (score.bits_per_byte for score in result.by_length)
+            known_far_losses = [value for value in far_losses if value is not None]
+            if known_far_losses and len(known_far_losses) == len(far_losses):
+                sort_key = (
+                    fmean(known_far_losses)
+                    if (near_loss or 0.0) < loss_of_frequencies
+                    else math.inf
+                )
+                sort_keys.setdefault(result.config.encoding, {})[result.config.seed] = sort_key
+        return sort_keys
+    learned_trials = {
+        (r.config.encoding, r.config.seed) for r in results_that_count(task_study) if has_learned(r)
     }
     return {
-        name: {seed: -v if (name, seed) in passed else math.inf for seed, v in seeds.items()}
-        for name, seeds in scores_of_task(study, task).items()
+        name: {
+            seed: -score_of_seed if (name, seed) in learned_trials else math.inf
+            for seed, score_of_seed in score_by_seed.items()
+        }
+        for name, score_by_seed in scores_of_task(study, task).items()
     }
 
 
-def _rank(keys: Values, names: Sequence[str], name: str, seed: int) -> float:
+def _rank(sort_keys: NumbersBySeed, names: Sequence[str], name: str, seed: int) -> float:
     """Return the rank, from 1, of the trial of encoding `name` and this seed among those of
     `names`; equal keys share the mean of their ranks."""
-    mine, all_of_them = keys[name][seed], [keys[other][seed] for other in names]
-    equal = sum(key == mine for key in all_of_them)
-    return sum(key < mine for key in all_of_them) + (equal + 1) / 2
+    own_key, all_keys = sort_keys[name][seed], [sort_keys[other][seed] for other in names]
+    num_equal = sum(key == own_key for key in all_keys)
+    return sum(key < own_key for key in all_keys) + (num_equal + 1) / 2
 
 
-def mean_loss_by_window(by_window: Mapping[str, list[Sequence[float]]]) -> dict[str, list[float]]:
+def mean_loss_by_window(
+    window_losses: Mapping[str, list[Sequence[float]]],
+) -> dict[str, list[float]]:
     """Return the means over seeds of the losses of each window, by encoding; {} if a result lacks
     windows or has others."""
-    if len({len(windows) for seeds in by_window.values() for windows in seeds}) != 1:
+    if (
+        len(
+            {
+                len(losses_of_windows)
+                for losses_of_seeds in window_losses.values()
+                for losses_of_windows in losses_of_seeds
+            }
+        )
+        != 1
+    ):
         return {}
     return {
-        name: [fmean(window) for window in zip(*seeds, strict=True)]
-        for name, seeds in by_window.items()
+        name: [fmean(losses_of_window) for losses_of_window in zip(*losses_of_seeds, strict=True)]
+        for name, losses_of_seeds in window_losses.items()
     }
 
 

@@ -50,15 +50,15 @@ def summarise(study: Study) -> tuple[EncodingSummary, ...]:
 def _reach(scores: Sequence[LengthSummary], train_length: int) -> int | None:
     """Return the longest tested length up to which the mean loss stays within REACH_TOLERANCE times
     that at the training length; None if there is none at the training length."""
-    bound = REACH_TOLERANCE * mean_at(scores, train_length)
-    reach = None
+    max_mean = REACH_TOLERANCE * mean_at(scores, train_length)
+    reached_length = None
     for score in sorted(scores, key=lambda score: score.length):
         if score.length < train_length:
             continue
-        if score.mean is None or not score.mean <= bound < math.inf:
+        if score.mean is None or not score.mean <= max_mean < math.inf:
             break
-        reach = score.length
-    return reach
+        reached_length = score.length
+    return reached_length
 
 
 def _summarise_lengths(results: Sequence[TrialResult]) -> tuple[LengthSummary, ...]:
@@ -66,12 +66,12 @@ def _summarise_lengths(results: Sequence[TrialResult]) -> tuple[LengthSummary, .
     there."""
     rows = []
     for scores in zip(*(r.by_length for r in results), strict=True):
-        values = [s.bits_per_byte for s in scores if s.bits_per_byte is not None]
-        if len(values) < len(scores):
+        losses = [s.bits_per_byte for s in scores if s.bits_per_byte is not None]
+        if len(losses) < len(scores):
             reason = next(s.cannot for s in scores if s.cannot)
             rows.append(LengthSummary(scores[0].length, None, None, reason))
         else:
-            mean, spread = sum(values) / len(values), (max(values) - min(values)) / 2
+            mean, spread = sum(losses) / len(losses), (max(losses) - min(losses)) / 2
             rows.append(LengthSummary(scores[0].length, mean, spread))
     return tuple(rows)
 
@@ -90,17 +90,17 @@ def has_learned(result: TrialResult) -> bool:
 def shown_score(task: str, score: CaseScore) -> float | None:
     """Return the score that a task's table shows, from 0 to 1: exact match or accuracy of tokens;
     None if the encoding cannot run there."""
-    exact = TASKS[task].metric == "exact match"
-    return score.exact_match if exact else score.token_accuracy
+    shows_exact_match = TASKS[task].metric == "exact match"
+    return score.exact_match if shows_exact_match else score.token_accuracy
 
 
 def summarise_tasks(study: Study) -> tuple[TaskSummary, ...]:
     """Return one row per task and encoding with a finished trial, in the order given."""
     rows = []
     for task in study.sequence_tasks:
-        part = study.of_task(task)
-        for encoding in part.encodings:
-            results = [r for r in part.finished if r.config.encoding == encoding]
+        task_study = study.of_task(task)
+        for encoding in task_study.encodings:
+            results = [r for r in task_study.finished if r.config.encoding == encoding]
             if results:
                 rows.append(_task_row(task, encoding, results))
     return tuple(rows)
@@ -123,41 +123,54 @@ def estimate_bits_of_doubling_steps(results: Sequence[TrialResult]) -> dict[str,
     for result in results:
         curve = result.training
         half_rate_step = HALF_RATE_FRACTION * result.config.steps
-        for before, after in pairwise(curve):
-            if before.step <= half_rate_step < after.step:  # between two points: a straight line
-                share = (half_rate_step - before.step) / (after.step - before.step)
-                fall = before.valid + share * (after.valid - before.valid) - curve[-1].valid
+        for point_before, point_after in pairwise(curve):
+            if point_before.step <= half_rate_step < point_after.step:
+                # Between two points: a straight line.
+                num_steps = point_after.step - point_before.step
+                fraction = (half_rate_step - point_before.step) / num_steps
+                rise = point_after.valid - point_before.valid
+                fall = point_before.valid + fraction * rise - curve[-1].valid
                 falls.setdefault(result.config.encoding, []).append(fall)
-    return {name: fmean(of_trials) for name, of_trials in falls.items()}
+    return {name: fmean(falls_of_trials) for name, falls_of_trials in falls.items()}
 
 
 def bits_saved_by_doubling(study: Study) -> dict[str, float]:
     """Return how many bits a doubling of the steps saved, for each encoding: on average since the
     shorter trials that chose the rates, or else as `estimate_bits_of_doubling_steps` estimates."""
-    done, saved = study.of_task(TEXT).finished, {}
-    first = {r.config.encoding: r for r in sorted(done, key=lambda r: -r.config.seed) if r.training}
-    for check in (each for each in study.rates if each.task == TEXT and each.encoding in first):
-        result = first[check.encoding]
-        tried_steps = check.steps_tried(result.config.steps)
-        doublings = math.log2(result.config.steps / tried_steps)
-        if check.best is not None and check.best.bits is not None and doublings:
-            saved[check.encoding] = (check.best.bits - result.training[-1].valid) / doublings
-    return saved if saved.keys() == first.keys() else estimate_bits_of_doubling_steps(done)
+    finished_results, saved_bits = study.of_task(TEXT).finished, {}
+    first_results = {
+        r.config.encoding: r
+        for r in sorted(finished_results, key=lambda r: -r.config.seed)
+        if r.training
+    }
+    for rate_check in study.rates:
+        if rate_check.task != TEXT or rate_check.encoding not in first_results:
+            continue
+        result = first_results[rate_check.encoding]
+        tried_steps = rate_check.steps_tried(result.config.steps)
+        num_doublings = math.log2(result.config.steps / tried_steps)
+        if rate_check.best is not None and rate_check.best.bits is not None and num_doublings:
+            saved_bits[rate_check.encoding] = (
+                rate_check.best.bits - result.training[-1].valid
+            ) / num_doublings
+    if saved_bits.keys() == first_results.keys():
+        return saved_bits
+    return estimate_bits_of_doubling_steps(finished_results)
 
 
 def _task_row(task: str, encoding: str, results: Sequence[TrialResult]) -> TaskSummary:
     """Return the row of an encoding in a task's table, from its trials' results."""
     cases = []
     for scores in zip(*(result.by_case for result in results), strict=True):
-        cannot = next((score.cannot for score in scores if score.cannot), None)
-        known = [value for s in scores if (value := shown_score(task, s)) is not None]
+        why_cannot = next((score.cannot for score in scores if score.cannot), None)
+        known_scores = [value for s in scores if (value := shown_score(task, s)) is not None]
         cases.append(
             CaseSummary(
                 length=scores[0].length,
                 variant=scores[0].variant,
-                mean=fmean(known) if known and cannot is None else None,
-                seeds=() if cannot else tuple(known),
-                cannot=cannot,
+                mean=fmean(known_scores) if known_scores and why_cannot is None else None,
+                seeds=() if why_cannot else tuple(known_scores),
+                cannot=why_cannot,
             )
         )
     return TaskSummary(

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from posenc.compare.judge.context_use import far_by_context, losses_by_context
-from posenc.compare.judge.near_far import best_first, standing_by_column
+from posenc.compare.judge.near_far import encodings_best_first, standing_by_column
 from posenc.compare.judge.standing import Standing, order_by_standings, scores_of_task, standing_at
 from posenc.compare.judge.summary import group_by_task, has_learned
 from posenc.compare.results import CaseSummary, PositionScore, Study, TaskSummary, TrialResult
@@ -34,18 +34,18 @@ from posenc.tasks.task import Case
 Styles = Mapping[str, LineStyle]
 NO_MODEL = "no model: best policy"
 """Name of the curve of the best policy that answers without doing the task."""
-BATCHES = ", training batches"
+BATCHES_SUFFIX = ", training batches"
 """Ends the name of the curve of an encoding's losses on training batches."""
-_BY_LENGTH = (
+_CAPTION_BY_LENGTH = (
     "Loss by test length, over windows of that length that do not overlap; broken lines are other "
     "readings of the same trials. Bars are half of the 95 % interval of a difference from the "
     "lowest: where the bars of two do not overlap, they differ significantly."
 )
-_BY_TASK = (
+_CAPTION_BY_TASK = (
     "The task {task} by length, mean over all seeds. “{no_model}”: the best of chance, pairs of "
     "tokens, a bag of words, elimination and the task's own shortcuts, none of which does the task."
 )
-_BY_LENGTH_WITHOUT_BARS = (
+_CAPTION_WITHOUT_BARS = (
     "Loss by test length, over windows of that length that do not overlap; broken lines are other "
     "readings of the same trials. No bars: no difference has an interval."
 )
@@ -54,10 +54,10 @@ _BY_LENGTH_WITHOUT_BARS = (
 def curve_plots(study: Study) -> Iterator[Plot]:
     """Yield the four figures of a text: losses by length, by context, by position, and in
     training."""
-    styles = _with_readings(ranked_styles(best_first(study)))
+    styles = _with_readings(ranked_styles(encodings_best_first(study)))
     chart = chart_by_length(study, styles)
-    have_bars = any(low < high for low, high in zip(chart.data[LOW], chart.data[HIGH], strict=True))
-    caption = _BY_LENGTH if have_bars else _BY_LENGTH_WITHOUT_BARS
+    has_bars = any(low < high for low, high in zip(chart.data[LOW], chart.data[HIGH], strict=True))
+    caption = _CAPTION_BY_LENGTH if has_bars else _CAPTION_WITHOUT_BARS
     yield Plot(chart, caption, name="by-length")
     yield Plot(
         chart_by_context(study, styles),
@@ -85,7 +85,7 @@ def task_plots(study: Study) -> Iterator[Plot]:
         trial = study.of_task(task).trials[0]
         yield Plot(
             chart_of_task(task, summaries, styles, trial),
-            _BY_TASK.format(task=task, no_model=NO_MODEL),
+            _CAPTION_BY_TASK.format(task=task, no_model=NO_MODEL),
             name=f"task-{task.replace('_', '-')}",
         )
     yield Plot(
@@ -100,11 +100,11 @@ def task_plots(study: Study) -> Iterator[Plot]:
 def _with_readings(styles: Styles) -> Styles:
     """Return the styles, and for each encoding those of its other readings: the same colour and
     marker on a broken line."""
-    readings = {}
-    for name, look in styles.items():
-        readings[row_name(name, "window")] = look._replace(linestyle=(0, (4, 2)))
-        readings[row_name(name, "tuned")] = look._replace(linestyle=(0, (1, 1)))
-    return {**styles, **readings}
+    styles_of_readings = {}
+    for name, line_style in styles.items():
+        styles_of_readings[row_name(name, "window")] = line_style._replace(linestyle=(0, (4, 2)))
+        styles_of_readings[row_name(name, "tuned")] = line_style._replace(linestyle=(0, (1, 1)))
+    return {**styles, **styles_of_readings}
 
 
 def _rows_in_other_readings(study: Study) -> dict[str, list[Row]]:
@@ -117,31 +117,35 @@ def chart_by_length(study: Study, styles: Styles) -> Chart:
     """Return the chart of mean bits per byte at each test length; bars are half of
     the 95 % interval of the difference from the lowest; the lowest has the bar of the nearest
     other. There is no bar where a difference has no interval, and for other readings."""
-    by_name: dict[str, list[tuple[float, float, float, float]]] = {}
+    points_by_name: dict[str, list[tuple[float, float, float, float]]] = {}
     for length in _tested_lengths(study):
         standing = standing_at(study, length)
         if standing is None:
             continue
         for name in standing.order:
             mean = standing.mean(name)
-            half = half_bar(standing, name)
-            by_name.setdefault(name, []).append((length, mean, mean - half, mean + half))
+            half_of_bar = half_bar(standing, name)
+            points_by_name.setdefault(name, []).append(
+                (length, mean, mean - half_of_bar, mean + half_of_bar)
+            )
     curves = {}
     for name in study.encodings:
-        if name in by_name:
-            curves[name] = [*zip(*by_name[name], strict=True)]
+        if name in points_by_name:
+            curves[name] = [*zip(*points_by_name[name], strict=True)]
     for name, rows in _rows_in_other_readings(study).items():
         points = []
         for length in rows[0].score_by_length:
             losses = [row.score_by_length[length].bits_per_byte for row in rows]
-            known = [bits for bits in losses if bits is not None]
-            if known and len(known) == len(rows):
-                points.append((length, fmean(known), fmean(known), fmean(known)))
+            known_losses = [bits for bits in losses if bits is not None]
+            if known_losses and len(known_losses) == len(rows):
+                points.append(
+                    (length, fmean(known_losses), fmean(known_losses), fmean(known_losses))
+                )
         if points:
             curves[name] = [*zip(*points, strict=True)]
-    axes = "test length, bytes", "bits per byte"
+    axis_labels = "test length, bytes", "bits per byte"
     return _chart_over_lengths(
-        study, long_table(*axes, curves, LOW, HIGH), styles, _tested_lengths(study)
+        study, long_table(*axis_labels, curves, LOW, HIGH), styles, _tested_lengths(study)
     )
 
 
@@ -160,36 +164,45 @@ def chart_by_context(study: Study, styles: Styles) -> Chart:
     them; at the training length with near context only. Old results lack far bytes: theirs are the
     bytes that they read with several lengths of context."""
 
-    def points(trial: TrialResult) -> list[tuple[float, float]]:
+    def points_of_trial(trial: TrialResult) -> list[tuple[float, float]]:
         return [*losses_by_context(trial).items()]
 
-    curves = {name: _mean_curve(trials, points) for name, trials in _trials_by_encoding(study)}
+    curves = {
+        name: _mean_curve(trials, points_of_trial) for name, trials in _trials_by_encoding(study)
+    }
     for name, rows in _rows_in_other_readings(study).items():
         by_seed = [far_by_context(row.far_by_length, row.trial.train_length) for row in rows]
-        shared = sorted(set.intersection(*map(set, by_seed)))
-        curves[name] = shared, [fmean(losses[at] for losses in by_seed) for at in shared]
+        shared_lengths = sorted(set.intersection(*map(set, by_seed)))
+        curves[name] = (
+            shared_lengths,
+            [fmean(losses[length] for losses in by_seed) for length in shared_lengths],
+        )
     curves = {name: curve for name, curve in curves.items() if curve[0]}
-    shown = sorted({round(length) for lengths, _ in curves.values() for length in lengths})
-    axes = "window that ends in the targets, bytes", "bits per byte"
-    return _chart_over_lengths(study, long_table(*axes, curves), styles, shown)
+    shown_lengths = sorted({round(length) for lengths, _ in curves.values() for length in lengths})
+    axis_labels = "window that ends in the targets, bytes", "bits per byte"
+    return _chart_over_lengths(study, long_table(*axis_labels, curves), styles, shown_lengths)
 
 
 def chart_by_position(study: Study, styles: Styles) -> Chart:
     """Return the chart of mean bits per byte by position inside the longest window."""
 
-    def points(trial: TrialResult) -> list[tuple[float, float]]:
+    def points_of_trial(trial: TrialResult) -> list[tuple[float, float]]:
         return _merge_position_scores(trial.by_position, trial.config.train_length)
 
-    curves = {name: _mean_curve(trials, points) for name, trials in _trials_by_encoding(study)}
+    curves = {
+        name: _mean_curve(trials, points_of_trial) for name, trials in _trials_by_encoding(study)
+    }
     longest = max(_tested_lengths(study))
-    first = min([longest, *(middle for middles, _ in curves.values() for middle in middles)])
-    first_doubling = max(0, round(log2(first)))
+    first_position = min(
+        [longest, *(middle for middles, _ in curves.values() for middle in middles)]
+    )
+    first_doubling = max(0, round(log2(first_position)))
     doublings = [
         2**i for i in range(first_doubling, 40) if 2**i <= longest
     ]  # 2^40: longer than any
     ticks = doublings[:: 1 + len(doublings) // 9]  # at most nine, so that their labels fit
-    axes = "position in the window, bytes", "bits per byte"
-    return _chart_over_lengths(study, long_table(*axes, curves), styles, ticks)
+    axis_labels = "position in the window, bytes", "bits per byte"
+    return _chart_over_lengths(study, long_table(*axis_labels, curves), styles, ticks)
 
 
 def chart_of_training(study: Study, styles: Styles) -> Chart:
@@ -198,27 +211,33 @@ def chart_of_training(study: Study, styles: Styles) -> Chart:
     curves = {}
     for name, trials in _trials_by_encoding(study):
         curves[name] = _mean_curve(trials, lambda t: [(p.step, p.valid) for p in t.training])
-        batches = _mean_curve(trials, lambda t: [(p.step, p.train) for p in t.training])
-        curves[f"{name}{BATCHES}"] = batches
+        batch_curve = _mean_curve(trials, lambda t: [(p.step, p.train) for p in t.training])
+        curves[f"{name}{BATCHES_SUFFIX}"] = batch_curve
     table = long_table("training step", "bits per byte", curves)
     return Chart(table, partial(_draw_training, styles=styles))
 
 
 def _draw_training(data: Data, styles: Styles) -> Figure:
-    """Draw the curves of a table: those of validation with markers and names, and those of BATCHES
-    as thin lines in the colours of their encodings."""
+    """Draw the curves of a table: those of validation with markers and names, and those of
+    BATCHES_SUFFIX as thin lines in the colours of their encodings."""
     x_label, y_label = axis_names(data)
-    with figure(x_label, y_label) as (drawn, axes):
-        for name, part in split_by_series(data).items():
+    with figure(x_label, y_label) as (drawn_figure, axes):
+        for name, data_of_curve in split_by_series(data).items():
             if name in styles:
-                look = styles[name].arguments_for_curve(len(part[x_label]))
-                axes.plot(part[x_label], part[y_label], label=name, gid=HOVER_PREFIX + name, **look)
+                curve_arguments = styles[name].arguments_for_curve(len(data_of_curve[x_label]))
+                axes.plot(
+                    data_of_curve[x_label],
+                    data_of_curve[y_label],
+                    label=name,
+                    gid=HOVER_PREFIX + name,
+                    **curve_arguments,
+                )
             else:
-                colour = styles[name.removesuffix(BATCHES)].color
-                thin = {"color": colour, "linewidth": 0.7, "alpha": 0.6}
-                axes.plot(part[x_label], part[y_label], **thin)
-        draw_legend_above(drawn)
-    return drawn
+                colour = styles[name.removesuffix(BATCHES_SUFFIX)].color
+                thin_line = {"color": colour, "linewidth": 0.7, "alpha": 0.6}
+                axes.plot(data_of_curve[x_label], data_of_curve[y_label], **thin_line)
+        draw_legend_above(drawn_figure)
+    return drawn_figure
 
 
 def chart_of_task(
@@ -231,14 +250,18 @@ def chart_of_task(
     for row in summaries:
         points = {c.length: c.mean for c in row.cases if not c.variant and c.mean is not None}
         curves[row.encoding] = ([*points], [*points.values()])
-    usual = [case for case in summaries[0].cases if not case.variant]
-    if levels := levels_of_policies(task, usual, trial):
-        best = [max(at_length) for at_length in zip(*levels.values(), strict=True)]
-        curves[NO_MODEL] = [case.length for case in usual], best
-    tested = sorted({length for lengths, _ in curves.values() for length in lengths})
-    look = {"styles": styles, "ticks": tested, "train_length": min(tested)}
+    usual_cases = [case for case in summaries[0].cases if not case.variant]
+    if levels_by_policy := levels_of_policies(task, usual_cases, trial):
+        best_levels = [max(at_length) for at_length in zip(*levels_by_policy.values(), strict=True)]
+        curves[NO_MODEL] = [case.length for case in usual_cases], best_levels
+    tested_lengths = sorted({length for lengths, _ in curves.values() for length in lengths})
+    curve_arguments = {
+        "styles": styles,
+        "ticks": tested_lengths,
+        "train_length": min(tested_lengths),
+    }
     data = long_table(f"test length, {definition.length_unit}", definition.metric, curves)
-    return Chart(data, partial(curves_by_length, **look))
+    return Chart(data, partial(curves_by_length, **curve_arguments))
 
 
 def levels_of_policies(
@@ -248,26 +271,29 @@ def levels_of_policies(
     for results of a recipe in which the task had other sequences."""
     if trial.recipe < TASKS[task].since_recipe:
         return {}
-    by_case = [
+    scores_by_case = [
         policy_scores(task, Case(case.length, case.variant), trial.train_length) for case in cases
     ]
-    return {policy: [of_case[policy] for of_case in by_case] for policy in by_case[0]}
+    return {
+        policy: [scores_of_case[policy] for scores_of_case in scores_by_case]
+        for policy in scores_by_case[0]
+    }
 
 
 def chart_of_every_trial(study: Study, names: Sequence[str]) -> Chart:
     """Return the chart of the score of every trial: a row per encoding, in the order of `names`, a
     marker per task."""
-    passed = {result.config for result in study.finished if has_learned(result)}
+    learned_configs = {result.config for result in study.finished if has_learned(result)}
     dots = []
     for task in study.sequence_tasks:
         scores = scores_of_task(study, task)
         for trial in study.of_task(task).trials:
             by_seed = scores.get(trial.encoding, {})
             if trial.seed in by_seed:
-                is_learned = trial in passed
+                is_learned = trial in learned_configs
                 dots.append((task, by_seed[trial.seed], trial.encoding, trial.seed, is_learned))
-    score = "score beyond the training length"
-    header = ("task", score, "encoding", "seed", "learned")
+    score_label = "score beyond the training length"
+    header = ("task", score_label, "encoding", "seed", "learned")
     columns = zip(*dots, strict=True) if dots else ((),) * len(header)
     data: Data = dict[str, Any](zip(header, columns, strict=True))
     from_below = names[::-1]
@@ -280,33 +306,43 @@ def _draw_trials(data: Data, names: Sequence[str], tasks: Sequence[str]) -> Figu
     learned."""
     height = 1.0 + 0.32 * len(names)  # inches: axis and legend, and each row; chosen
     styles = line_styles(tasks)
-    _, score, *_ = data
-    with figure(score, "", height=height) as (drawn, axes):
+    _, score_label, *_ = data
+    with figure(score_label, "", height=height) as (drawn_figure, axes):
         for i, task in enumerate(tasks):
-            look = styles[task]
+            line_style = styles[task]
             shift = 0.6 * ((i + 0.5) / len(tasks) - 0.5)  # equal scores hide no other
-            for learned_it, marker in ((True, look.marker), (False, "x")):
+            for is_learned_marker, marker in ((True, line_style.marker), (False, "x")):
                 points = [
-                    (value, names.index(name) - shift)
-                    for where, value, name, is_learned in zip(
-                        data["task"], data[score], data["encoding"], data["learned"], strict=True
+                    (score, names.index(name) - shift)
+                    for task_of_dot, score, name, is_learned in zip(
+                        data["task"],
+                        data[score_label],
+                        data["encoding"],
+                        data["learned"],
+                        strict=True,
                     )
-                    if where == task and is_learned == learned_it
+                    if task_of_dot == task and is_learned == is_learned_marker
                 ]
                 x, y = zip(*points, strict=True) if points else ((), ())
-                label = task if learned_it else None
-                axes.scatter(x, y, s=22, marker=marker, color=look.color, label=label, alpha=0.8)
+                legend_label = task if is_learned_marker else None
+                axes.scatter(
+                    x, y, s=22, marker=marker, color=line_style.color, label=legend_label, alpha=0.8
+                )
         axes.scatter((), (), s=22, marker="x", color="gray", label="not learned")
         axes.set_yticks(range(len(names)), names)
         axes.set_xlim(-0.03, 1.03)  # whole markers at the scores 0 and 1
-        draw_legend_above(drawn)
-    return drawn
+        draw_legend_above(drawn_figure)
+    return drawn_figure
 
 
 def _chart_over_lengths(study: Study, data: Data, styles: Styles, ticks: Sequence[int]) -> Chart:
     """Return a chart of curves over a logarithmic axis of lengths."""
-    look = {"styles": styles, "ticks": ticks, "train_length": study.trials[0].train_length}
-    return Chart(data, partial(curves_by_length, **look))
+    curve_arguments = {
+        "styles": styles,
+        "ticks": ticks,
+        "train_length": study.trials[0].train_length,
+    }
+    return Chart(data, partial(curves_by_length, **curve_arguments))
 
 
 def _merge_position_scores(buckets: Sequence[PositionScore], cut: int) -> list[tuple[float, float]]:
@@ -325,8 +361,8 @@ def _merge_position_scores(buckets: Sequence[PositionScore], cut: int) -> list[t
     points = []
     for group in groups:
         sizes = [bucket.stop - bucket.start for bucket in group]
-        total = sum(b.bits_per_byte * size for b, size in zip(group, sizes, strict=True))
-        points.append(((group[0].start + group[-1].stop) / 2, total / sum(sizes)))
+        total_bits = sum(b.bits_per_byte * size for b, size in zip(group, sizes, strict=True))
+        points.append(((group[0].start + group[-1].stop) / 2, total_bits / sum(sizes)))
     return points
 
 
@@ -344,12 +380,12 @@ def _trials_by_encoding(study: Study) -> Iterable[tuple[str, list[TrialResult]]]
 
 
 def _mean_curve(
-    trials: list[TrialResult], points: Callable[[TrialResult], list[tuple[float, float]]]
+    trials: list[TrialResult], points_of_trial: Callable[[TrialResult], list[tuple[float, float]]]
 ) -> tuple[list[float], list[float]]:
     """Return a mean curve, as its xs and ys: at every x that all trials have, the mean of their ys.
 
-    points: returns the points (x, y) of a trial.
+    points_of_trial: returns the points (x, y) of a trial.
     """
-    curves = [dict(points(trial)) for trial in trials]
-    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
-    return shared, [fmean(curve[x] for curve in curves) for x in shared]
+    curves = [dict(points_of_trial(trial)) for trial in trials]
+    shared_xs = sorted(set.intersection(*(set(curve) for curve in curves)))
+    return shared_xs, [fmean(curve[x] for curve in curves) for x in shared_xs]

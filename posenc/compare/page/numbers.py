@@ -30,7 +30,7 @@ def facts_of(study: Study, folder: Path | None = None) -> dict[str, Any]:
     content = {
         "answer": study.recommendation,
         "cannot_say": study.limits,
-        "use": choices.rows,
+        "use": choices.row_names,
         "sure": choices.certainties,
         "places": _standing_objects(study),
         "context": _context_objects(study),
@@ -75,7 +75,7 @@ def _context_objects(study: Study) -> dict[str, dict[str, Any]]:
             object_by_row[name] = {
                 "more_than": use.more_than,
                 "at_most": use.at_most,
-                "windows": [use.near, use.longest],
+                "windows": [use.near_length, use.longest_length],
                 "saved": use.saved.value,
                 "half_over_windows": _finite_or_none(use.saved.half_width),
             }

@@ -9,7 +9,7 @@ from posenc.compare.judge import sentences
 from posenc.compare.judge.context_use import context_use
 from posenc.compare.judge.near_far import (
     Places,
-    best_first,
+    encodings_best_first,
     far_place_in_words,
     near_and_far,
     standing_by_column,
@@ -100,7 +100,7 @@ def _rows_in_order(study: Study, places: Places, by_name: Mapping[str, Sequence[
     by_name: every row, with each seed."""
     judged_names = set(places.far.order) if places.far else set()
     ordered_names = []
-    for encoding in best_first(study):
+    for encoding in encodings_best_first(study):
         names = [name for name, seed_rows in by_name.items() if seed_rows[0].encoding == encoding]
         ordered_names += sorted(names, key=lambda name: name not in judged_names)
     return ordered_names
@@ -131,8 +131,8 @@ def _far_cell(name: str, seed_rows: Sequence[Row], places: Places) -> Value:
     scores = _far_scores(seed_rows, max(seed_rows[0].trial.test_lengths))
     losses = [score.far for score in scores if score.far is not None]
     encoding = seed_rows[0].encoding
-    if encoding in places.failed:
-        num_failed, num_planned = places.failed[encoding]
+    if encoding in places.failure_counts:
+        num_failed, num_planned = places.failure_counts[encoding]
         note_on_others = f"{fmean(losses):.3f} in the others" if losses else ""
         return Cell(f"failed {num_failed} of {num_planned}", second_line=note_on_others)
     if len(losses) < len(seed_rows):
@@ -221,7 +221,7 @@ def curve_table(study: Study) -> Table:
         Heading("a doubling of the steps saved", "bits per byte, estimated"),
     ]
     rows = []
-    order = best_first(study)
+    order = encodings_best_first(study)
     for summary in sorted(study.summary, key=lambda summary: order.index(summary.encoding)):
         saved_cell = (
             Number(saved_bits[summary.encoding], form=".2f")

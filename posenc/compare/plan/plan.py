@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from posenc.command_line.options import check_choice
+from posenc.command_line.options import require_choice
 from posenc.compare.defaults import (
     BUDGETS,
     DEFAULT_BIDIRECTIONAL,
     DEFAULT_ENCODINGS,
     MIN_TUNE_STEPS,
-    PAIR_SEEDS,
+    NUM_PAIR_SEEDS,
     SUITE_SIZES,
     SUITES,
     TEST_LENGTH_FACTORS,
@@ -171,11 +171,11 @@ def _default_encodings(options: Options) -> tuple[str, ...]:
 
 def _num_seeds(options: Options, compared: Sequence[ComparedEncoding]) -> int:
     """Return the number of seeds: that of --seeds, otherwise of the budget, for two encodings in
-    the standard budget PAIR_SEEDS."""
+    the standard budget NUM_PAIR_SEEDS."""
     is_standard = options.budget == "standard" and not options.suite
     budget_seeds = chosen_budget(options).seeds
     if len(compared) == 2 and options.seeds is None and is_standard:
-        return PAIR_SEEDS
+        return NUM_PAIR_SEEDS
     return budget_seeds
 
 
@@ -223,7 +223,7 @@ def chosen_budget(options: Options) -> Budget:
     Raises: ValueError for an unknown name.
     """
     budgets = SUITES if options.suite else BUDGETS
-    budget = budgets[check_choice("--budget", options.budget, budgets)]
+    budget = budgets[require_choice("--budget", options.budget, budgets)]
     return budget._replace(
         seeds=budget.seeds if options.seeds is None else options.seeds,
         steps=budget.steps if options.steps is None else options.steps,
@@ -253,7 +253,7 @@ def with_suite_defaults(options: Options) -> Options:
 
 def check_engine_options(options: Options) -> None:
     """Raise ValueError for an unknown engine, or for an option that another engine has."""
-    own_options = ENGINE_OPTIONS[check_choice("--engine", options.engine, ENGINE_OPTIONS)]
+    own_options = ENGINE_OPTIONS[require_choice("--engine", options.engine, ENGINE_OPTIONS)]
     for name in dict.fromkeys(itertools.chain(*ENGINE_OPTIONS.values())):
         if getattr(options, name) is not None and name not in own_options:
             engines_in_words = " or ".join(
@@ -279,7 +279,7 @@ def plan_one_trial_per_task(
     for name in sequence_tasks:
         find_task(name)
     _check_options_of_tasks(options, task_names)
-    objective = OBJECTIVES[check_choice("--objective", options.objective, OBJECTIVES)]
+    objective = OBJECTIVES[require_choice("--objective", options.objective, OBJECTIVES)]
     if not all(objective.causal_stacks):
         _check_bidirectional(objective, sequence_tasks, compared)
     shared_fields = _shared_fields(options, compared[0].text)
@@ -334,7 +334,7 @@ def _shared_fields(options: Options, encoding: str) -> dict[str, Any]:
     if not 0 < options.encoding_lr <= sys.float_info.max:
         raise ValueError(f"--encoding-lr must be a positive number, got {options.encoding_lr}.")
     sizes = decoder_sizes(options)
-    check_choice("--projections", options.projections, PROJECTIONS)
+    require_choice("--projections", options.projections, PROJECTIONS)
     if options.projections in ("q=k", "none") and sizes["kv_heads"] != sizes["heads"]:
         raise ValueError(
             f"--projections {options.projections} needs as many key/value heads as query heads, "
@@ -357,8 +357,8 @@ def _device_and_precision(options: Options) -> tuple[str, str]:
 
     Raises: ValueError for what this machine cannot do; other machines cannot be asked.
     """
-    device = check_choice("--device", options.device, ("auto", "cpu", "cuda"))
-    precision = check_choice("--precision", options.precision, ("auto", "float32", "bfloat16"))
+    device = require_choice("--device", options.device, ("auto", "cpu", "cuda"))
+    precision = require_choice("--precision", options.precision, ("auto", "float32", "bfloat16"))
     has_gpu = torch.cuda.is_available()
     if device == "auto":
         device = "cuda" if has_gpu else "cpu"

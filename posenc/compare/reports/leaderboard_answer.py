@@ -167,7 +167,7 @@ def _write_line_for_use(
     for i, (text_name, choice) in enumerate(choices.items()):
         name = taken_names[min(i, len(taken_names) - 1)]
         on_text = "" if len(choices) == 1 else f" on {text_name}"
-        bits_in_words = f"{choice.bits[name]:.2f} bits{on_text}"
+        bits_in_words = f"{choice.loss_of_row[name]:.2f} bits{on_text}"
         parts.append(f"{_standing_in_few_words(choice, name)}, {bits_in_words}")
     names_in_words = join_names(list(dict.fromkeys(taken_names)))
     return f"{use}: {names_in_words} ({'; '.join(parts)}; {cost_in_words})."

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.command_line.options import check_choice
+from posenc.command_line.options import require_choice
 from posenc.compare.scores import FarScore, LengthScore, PositionScore
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.evaluate import (
@@ -422,4 +422,4 @@ OBJECTIVES: dict[str, Objective] = {
 
 def objective_of(config: TrialConfig) -> Objective:
     """Return the objective of a trial. Raises ValueError for an unknown one."""
-    return OBJECTIVES[check_choice("A trial's objective", config.objective, OBJECTIVES)]
+    return OBJECTIVES[require_choice("A trial's objective", config.objective, OBJECTIVES)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from posenc.command_line.options import check_choice
+from posenc.command_line.options import require_choice
 from posenc.files.atomic import write_atomically
 from posenc.files.folders import new_folder
 from posenc.files.opening import read_file_text
@@ -99,7 +99,7 @@ def measure_layout(folder: Path, text_file: Path) -> LayoutVerdict:
 
 def is_interleaved(layout: str) -> bool:
     """Return True if the layout of this name is interleaved. Raises: ValueError: unknown name."""
-    return check_choice("--convert-layout", layout, LAYOUT_NAMES.values()) == LAYOUT_NAMES[True]
+    return require_choice("--convert-layout", layout, LAYOUT_NAMES.values()) == LAYOUT_NAMES[True]
 
 
 def write_converted_copy(folder: Path, out: Path, layout: str) -> ConvertedCopy:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.command_line.options import check_choice
+from posenc.command_line.options import require_choice
 from posenc.extend.measure.losses import MAX_TOKENS_PER_BATCH, LossReader, last_logits
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.statistics.text_intervals import Estimate, estimate_mean, fraction_interval
@@ -105,7 +105,7 @@ def parse_task_names(names: Sequence[str] | None) -> tuple[str, ...]:
     if list(names) == ["none"]:
         return ()
     names = [name.replace("_", "-") for name in names]  # posenc compare spells them with _
-    return tuple(dict.fromkeys(check_choice("--task", name, TASKS) for name in names))
+    return tuple(dict.fromkeys(require_choice("--task", name, TASKS) for name in names))
 
 
 @dataclass(frozen=True)

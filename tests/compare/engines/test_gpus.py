@@ -66,7 +66,7 @@ def test_gpus_are_those_of_this_process(gpus, monkeypatch, visible, count, names
 def test_cuda_uses_every_gpu_unless_workers_are_given(gpus, workers, count, slots):
     gpus(3)
     engine = run_trials.open_engine(Options(workers=workers), "cuda", count)
-    assert engine.slots() == slots
+    assert engine.num_slots() == slots
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_trial_on_the_cpu_sees_what_the_command_sees(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert process.trial_environment("cpu")["CUDA_VISIBLE_DEVICES"] == "3"
     engine = run_trials.open_engine(Options(workers=2), "cpu", 9)
-    assert engine.slots() == 2 and not engine.gpus  # type: ignore[attr-defined]
+    assert engine.num_slots() == 2 and not engine.gpus  # type: ignore[attr-defined]
 
 
 def test_workers_that_share_a_gpu_must_fit_into_its_memory(gpus):

@@ -85,8 +85,8 @@ def test_lost_workers_and_machines_change_no_number(cluster, study):
     engine = RayCluster(cluster.address, None, None, "cpu")
     log = Killer(cluster, study)
     try:
-        assert engine.slots() == 2
-        assert engine.about["machines"] == "2"
+        assert engine.num_slots() == 2
+        assert engine.facts["machines"] == "2"
         engine.prepare(study, trials, 5)
         run_trials.run_trials(study, trials, engine, [log])
     finally:
@@ -109,7 +109,7 @@ def test_a_machine_with_another_posenc_is_refused_by_name(cluster, tmp_path):
         nodes = here.nodes
         changed = {node: had | {"torch": "1.0"} for node, had in nodes.items()}
         with pytest.raises(ValueError, match=r"machine \S+ \(\S+\) differs: it has torch 1\.0"):
-            check_nodes(here.here, changed)
+            check_nodes(here.facts_here, changed)
         with pytest.raises(ValueError, match="cannot run posenc"):
             ask(here.ray, nodes, other_package, str(tmp_path))
         gone = {"0e" * 28: {"name": "a machine that has left"}}
@@ -117,7 +117,7 @@ def test_a_machine_with_another_posenc_is_refused_by_name(cluster, tmp_path):
         (node, *_) = nodes
         answers = ask(here.ray, {node: nodes[node]}, other_code, str(tmp_path))
         with pytest.raises(ValueError, match="it has posenc with other files, hash"):
-            check_nodes(here.here, {node: nodes[node] | answers[node]})
+            check_nodes(here.facts_here, {node: nodes[node] | answers[node]})
     finally:
         here.cancel()
 

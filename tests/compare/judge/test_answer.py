@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from posenc.compare.judge.answer import answer, answer_and_choices, conclude, limits
+from posenc.compare.judge.answer import answer, answer_and_choices, conclude, limits_in_words
 from posenc.compare.page.numbers import facts_of
 from posenc.compare.reports import published_trials
 from posenc.compare.results import RateCheck, RateTried, TrainingPoint, TrialResult
@@ -159,12 +159,12 @@ def test_an_older_t5_is_named_as_it_is_today():
 
     says = "Its t5 is today's t5:unscaled=true."
     for number in (4, 5):
-        text = limits(of_recipe(number, six()))
+        text = limits_in_words(of_recipe(number, six()))
         assert says in text
-    assert says not in limits(of_recipe(6, six())) and says not in limits(six())
+    assert says not in limits_in_words(of_recipe(6, six())) and says not in limits_in_words(six())
     others = [r for r in six().results if r.config.encoding != "t5"]
-    assert says not in limits(of_recipe(5, study(*others)))
-    assert says in limits(published_trials.study_of(published_trials.published_rows()))
+    assert says not in limits_in_words(of_recipe(5, study(*others)))
+    assert says in limits_in_words(published_trials.study_of(published_trials.published_rows()))
 
 
 def test_many_ties_are_counted():
@@ -269,13 +269,15 @@ NONE = ("No trial has finished", "can run at no tested length")
 def test_the_answer_always_names_one_row_or_says_why_not(count):
     for case in range(count):
         given = drawn(case)
-        text, rest = answer(given), limits(given)
+        text, rest = answer(given), limits_in_words(given)
         assert "nan" not in text.split() and "inf" not in text + rest
         assert any(begin in text for begin in BEGINS + NONE), text
         made = answer_and_choices(given)
         if not any(begin in text for begin in (*NONE, "only encoding")):
             assert (
-                made.rows and set(made.certainties) <= {"use", "leads", "tied"} and made.certainties
+                made.row_names
+                and set(made.certainties) <= {"use", "leads", "tied"}
+                and made.certainties
             )
     many = study(*(result(f"e{i}", 0, (None,) * 3) for i in range(60)))
     assert answer(many).startswith("e0, e1, e2, e3, e4 and 55 others can run at no tested length.")
@@ -352,7 +354,8 @@ def test_an_encoding_that_fails_is_left_out_by_name():
     with pytest.raises(ValueError, match=r"t5: expected numbers, got .*nan"):
         answer(six(t5=(math.nan, 2.0, 2.0)))  # no file on disk can say so
     nothing = dataclasses.replace(given, results=(TrialResult(TRIAL, reason="nan"),))
-    assert answer(nothing) == "No trial has finished, and rope failed." and limits(nothing) == ""
+    assert answer(nothing) == "No trial has finished, and rope failed."
+    assert limits_in_words(nothing) == ""
     alone = dataclasses.replace(nothing, trials=(TRIAL,))
     assert answer(alone) == "No trial has finished: all trials of rope failed."
     assert answer(dataclasses.replace(given, results=())) == "No trial has finished."
@@ -363,14 +366,14 @@ def test_an_encoding_that_runs_at_no_length():
     assert answer(cannot) == "learned can run at no tested length."
     with_others = study(*six().results, *cannot.results)
     assert said(with_others).startswith("Use t5")
-    assert "learned can run at no tested length." in limits(with_others)
+    assert "learned can run at no tested length." in limits_in_words(with_others)
 
 
 def test_an_encoding_that_runs_only_at_the_training_length_and_is_best_there():
     text = said(six(learned=(2.0, None, None)))
     assert text.startswith(f"Take t5: leads {FAR} (2.50")
     assert "For texts of 128 bytes only, use learned: 2.00" in text
-    assert f"learned cannot run {FAR}." in limits(six(learned=(2.0, None, None)))
+    assert f"learned cannot run {FAR}." in limits_in_words(six(learned=(2.0, None, None)))
 
 
 def with_tables(given, **bits):
@@ -391,7 +394,7 @@ def test_models_that_know_no_more_than_pairs_of_bytes(bits, words):
     assert text.startswith("Too early to tell: all four (2.00 to 3.19") is bool(words)
     assert words in text and ("Give more --steps." in text) is bool(words)
     if words:
-        assert answer_and_choices(with_tables(six(t5=(2.0, 2.0, 2.0)), **bits)).rows == []
+        assert answer_and_choices(with_tables(six(t5=(2.0, 2.0, 2.0)), **bits)).row_names == []
 
 
 def test_what_was_not_checked_is_not_recommended():
@@ -439,7 +442,7 @@ def test_an_encoding_with_failed_trials_is_not_taken():
 
 def test_what_the_study_cannot_say():
     """Each of the seven points that must hold for a larger model is held or named."""
-    text = limits(six())
+    text = limits_in_words(six())
     assert text.startswith(
         "Two seeds, one text, 1.0 M parameters, 0.026 bytes a parameter, 100 steps: the loss still "
     )
@@ -459,15 +462,15 @@ def test_servers_without_the_encoding_to_take_are_named_with_the_best_row_that_t
     assert re.search(
         r"No decoder with t5 is known in vLLM, SGLang and mlx-lm; of the rows that they run, rope "
         r"is best \(\+0\.\d\d ± 0\.\d\d\)\.",
-        limits(six()),
+        limits_in_words(six()),
     )
-    assert "No decoder" not in limits(six(rope=(1.5, 1.5, 1.4)))  # all of them run rope
-    best = limits(study(*seeds("t5", (2, 2, 2)), *seeds("nope", (2.5, 2.5, 2.5))))
+    assert "No decoder" not in limits_in_words(six(rope=(1.5, 1.5, 1.4)))  # all of them run rope
+    best = limits_in_words(study(*seeds("t5", (2, 2, 2)), *seeds("nope", (2.5, 2.5, 2.5))))
     assert "No decoder with t5 is known in vLLM, SGLang and mlx-lm." in best
 
 
 def test_rows_that_servers_run_and_that_are_not_told_apart_are_named_together():
-    text = limits(six(rope=(2.51, 2.6, 2.70), rnope_swa=(2.515, 2.6, 2.705)))
+    text = limits_in_words(six(rope=(2.51, 2.6, 2.70), rnope_swa=(2.515, 2.6, 2.705)))
     found = re.search(
         r"of the rows that they run, (rope|rnope_swa) and (rope|rnope_swa) are tied "
         r"\(\+0\.(\d\d) and \+0\.(\d\d) ± 0\.\d\d\)\.",
@@ -475,9 +478,9 @@ def test_rows_that_servers_run_and_that_are_not_told_apart_are_named_together():
     )
     first, second, *gaps = found.groups()
     assert {first, second} == {"rope", "rnope_swa"} and gaps == sorted(gaps)
-    apart = limits(six(rope=(2.51, 2.6, 2.70), rnope_swa=(2.9, 3.0, 3.2)))
+    apart = limits_in_words(six(rope=(2.51, 2.6, 2.70), rnope_swa=(2.9, 3.0, 3.2)))
     assert "of the rows that they run, rope is best (+0.2" in apart
-    one_seed = limits(six(1, rope=(2.51, 2.6, 2.70), rnope_swa=(2.9, 3.0, 3.2)))
+    one_seed = limits_in_words(six(1, rope=(2.51, 2.6, 2.70), rnope_swa=(2.9, 3.0, 3.2)))
     assert "rope and rnope_swa are not told apart (+0.21 and +0.71)." in one_seed
 
 
@@ -485,7 +488,7 @@ def test_rates_of_tables_that_a_search_chose_are_named():
     def with_rate(factor):
         tried = (RateTried(0.1, 2.6), RateTried(0.2, 2.5, encoding_lr=factor))
         check = RateCheck("text", "t5", tried, 0.2, chosen_at=1, plain_at=0)
-        return limits(dataclasses.replace(six(), rates=(check,)))
+        return limits_in_words(dataclasses.replace(six(), rates=(check,)))
 
     assert "without which losses differ: t5 320 times." in with_rate(320.0)
     assert "without which losses differ" not in with_rate(20.0)
@@ -499,7 +502,7 @@ def test_what_was_tested_is_not_named_as_missing():
         dataclasses.replace(r, readings=rope.readings) if r.config.encoding == "rope" else r
         for r in made
     ]
-    named = limits(study(*changed)).partition("Not tested: ")[2]
+    named = limits_in_words(study(*changed)).partition("Not tested: ")[2]
     assert "RoPE" not in named and "hybrids" not in named
     saves = [
         dataclasses.replace(
@@ -507,7 +510,7 @@ def test_what_was_tested_is_not_named_as_missing():
         )
         for r in made
     ]
-    assert "Far context saves up to 0.30 bits here." in limits(study(*saves))
+    assert "Far context saves up to 0.30 bits here." in limits_in_words(study(*saves))
 
 
 @pytest.mark.parametrize(
@@ -522,7 +525,7 @@ def test_what_was_searched_is_not_named_as_missing(plain_at, task, begin):
     """plain_at: None where only rates were searched, an index where also knobs were."""
     tried = tuple(RateTried(rate, 2.5, None) for rate in (0.1, 0.2, 0.4))
     check = RateCheck(task, "t5", tried, 0.2, plain_at=plain_at)
-    named = limits(dataclasses.replace(six(), rates=(check,))).partition("Not tested: ")[2]
+    named = limits_in_words(dataclasses.replace(six(), rates=(check,))).partition("Not tested: ")[2]
     assert named.startswith(begin)
 
 
@@ -540,7 +543,7 @@ def test_a_tuning_that_made_the_weights_worse_does_not_judge_longer_ones(tuned, 
     rope = [result("rope", seed, (2.51, 2.9, 3.3), readings=readings) for seed in (0, 1)]
     others = [r for r in six().results if r.config.encoding != "rope"]
     words = "rope's tuning did not help here, so a longer one is not judged."
-    assert (words in limits(study(*others, *rope))) is is_said
+    assert (words in limits_in_words(study(*others, *rope))) is is_said
 
 
 def without_far(given):
@@ -553,7 +556,7 @@ def test_far_tokens_that_were_not_measured_are_said_and_not_made_up():
     assert "Of longer texts nothing is said: far tokens were not measured in this run." in said(
         given
     )
-    assert "Far tokens were not measured in this run." in limits(given)
+    assert "Far tokens were not measured in this run." in limits_in_words(given)
     assert facts_of(conclude(given))["use"] == ["t5"]
 
 
@@ -566,7 +569,7 @@ def test_losses_by_position_are_far_bytes_of_an_old_run():
 
     old = study(*map(with_positions, six().results))
     assert f"2.50 bits (alibi +0.08 ± 0.06) {FAR}" in said(old)
-    assert "What far context saves was not measured in this run." in limits(old)
+    assert "What far context saves was not measured in this run." in limits_in_words(old)
     cut = study(*(with_positions(r, 500) for r in six().results))  # not the same bytes
     assert "far tokens were not measured in this run" in said(cut)
 
@@ -575,21 +578,22 @@ def test_what_longer_training_may_turn_is_what_a_doubling_moved():
     given = study(*seeds("t5", (2, 2, 2), fall=0.1), *seeds("nope", (2.2, 2.2, 2.2), fall=0.5))
     assert (
         "the loss still falls 0.30 bits per doubling of the steps; in the last doubling t5's lead "
-        "fell by 0.40 over nope, and what a full training does is not known." in limits(given)
+        "fell by 0.40 over nope, and what a full training does is not known."
+        in limits_in_words(given)
     )
     grew = study(*seeds("t5", (2, 2, 2), fall=0.5), *seeds("nope", (2.2, 2.2, 2.2), fall=0.1))
     assert (
         "in the last doubling t5's lead grew by 0.40 over nope; one more doubling may move leads "
-        "by 0.40, and what a full training does is not known." in limits(grew)
+        "by 0.40, and what a full training does is not known." in limits_in_words(grew)
     )
     far = study(*seeds("t5", (2, 2, 2), fall=0.5), *seeds("nope", (3, 3, 3), fall=0.1))
-    assert "t5's lead grew by 0.40 over nope. Not" in limits(
+    assert "t5's lead grew by 0.40 over nope. Not" in limits_in_words(
         far
     )  # one that is a bit behind never comes first, and of the others nothing is said
     alike = study(*seeds("t5", (2, 2, 2), fall=0.1), *seeds("nope", (2.2, 2.2, 2.2), fall=0.1))
-    assert "one more doubling may move leads by 0.02" in limits(alike)  # the margin
+    assert "one more doubling may move leads by 0.02" in limits_in_words(alike)  # the margin
     blind = [dataclasses.replace(r, training=r.training[-1:]) for r in given.results]
-    assert "what longer training changes was not measured" in limits(
+    assert "what longer training changes was not measured" in limits_in_words(
         dataclasses.replace(given, results=tuple(blind))
     )
 
@@ -616,9 +620,10 @@ def test_the_leads_of_the_row_to_take_are_said_with_how_the_last_doubling_moved_
         f"in the last doubling t5's leads fell by {fell:.2f} over alibi, and grew by {grew:.2f} "
         "over rope, and what a full training does is not known."
     )
-    assert words in limits(given)
+    assert words in limits_in_words(given)
     only_one_seed = [r for r in given.results if r.config.seed == 0]
-    assert "in the last doubling" not in limits(study(*only_one_seed))  # all of them are tied
+    # All of them are tied.
+    assert "in the last doubling" not in limits_in_words(study(*only_one_seed))
 
 
 def test_what_longer_training_may_turn_is_measured_where_rates_were_chosen():
@@ -634,10 +639,10 @@ def test_what_longer_training_may_turn_is_measured_where_rates_were_chosen():
         "falls 0.30 bits per doubling of the steps; in the last doubling t5's lead fell by 0.20 "
         "over nope"
     )
-    assert moved not in limits(given)
-    assert moved in limits(dataclasses.replace(given, rates=rates))
+    assert moved not in limits_in_words(given)
+    assert moved in limits_in_words(dataclasses.replace(given, rates=rates))
     elsewhere = tuple(dataclasses.replace(each, task="copy") for each in rates)
-    assert limits(dataclasses.replace(given, rates=elsewhere)) == limits(given)
+    assert limits_in_words(dataclasses.replace(given, rates=elsewhere)) == limits_in_words(given)
 
 
 SCORES = {"t5": (0.95, 0.94, 0.93), "rope": (0.11, 0.12, 0.10), "nope": (0.2, 0.25, 0.22)}
@@ -677,12 +682,12 @@ def test_all_tasks_together():
     assert text.startswith(
         "t5 leads after this training: lowest mean rank over 3 tasks (1.00; nope +1.0"
     )
-    assert limits(of_tasks(SCORES)).startswith("Three seeds, three tasks, 9 parameters")
+    assert limits_in_words(of_tasks(SCORES)).startswith("Three seeds, three tasks, 9 parameters")
     more_of_one = of_tasks(SCORES | {"rope": (0.11, 0.12, 0.10, 0.12, 0.10)})
-    assert limits(more_of_one).startswith("Three seeds, three tasks, 9 parameters")
+    assert limits_in_words(more_of_one).startswith("Three seeds, three tasks, 9 parameters")
     five = {name: (*values, 0.5, 0.5) for name, values in SCORES.items()}
     both = (*of_tasks(five, tasks=("copy",)).results, *of_tasks(SCORES, tasks=("recall",)).results)
-    assert limits(
+    assert limits_in_words(
         dataclasses.replace(of_tasks(SCORES), trials=tuple(r.config for r in both), results=both)
     ).startswith("Three seeds, two tasks, 9 parameters")
 
@@ -771,19 +776,20 @@ def test_an_encoding_without_a_rank_is_named_with_the_trial_that_it_lacks():
         ]
         return dataclasses.replace(whole, trials=tuple(r.config for r in kept), results=tuple(kept))
 
-    assert "Not ranked" not in limits(whole)
-    one = limits(without(("t5", "copy", 2)))
+    assert "Not ranked" not in limits_in_words(whole)
+    one = limits_in_words(without(("t5", "copy", 2)))
     assert one.endswith(" Not ranked: t5 (copy seed 2 is missing).")
-    two = limits(without(("t5", "copy", 2), ("rope", "recall", 1)))
+    two = limits_in_words(without(("t5", "copy", 2), ("rope", "recall", 1)))
     assert "Not ranked: t5 (copy seed 2 is missing)." in two
     assert "Not ranked: rope (recall seed 1 is missing)." in two
     several = without(("t5", "recall", 0), ("t5", "copy", 1), ("t5", "copy", 2))
-    assert "Not ranked: t5 (copy seed 1 is missing)." in limits(several)  # the first of them
+    # The first of them.
+    assert "Not ranked: t5 (copy seed 1 is missing)." in limits_in_words(several)
     failed = [
         dataclasses.replace(r, reason="its loss is nan") if r == whole.results[0] else r
         for r in whole.results
     ]
-    assert "Not ranked: t5 (copy seed 0 is missing)" in limits(
+    assert "Not ranked: t5 (copy seed 0 is missing)" in limits_in_words(
         dataclasses.replace(whole, results=tuple(failed))
     )
     cannot = [
@@ -798,4 +804,4 @@ def test_an_encoding_without_a_rank_is_named_with_the_trial_that_it_lacks():
         else r
         for r in whole.results
     ]
-    assert "Not ranked" not in limits(dataclasses.replace(whole, results=tuple(cannot)))
+    assert "Not ranked" not in limits_in_words(dataclasses.replace(whole, results=tuple(cannot)))

@@ -211,11 +211,13 @@ def broken(**changed):
 def test_a_break_is_said_with_the_window_in_which_the_same_weights_hold():
     alone = broken(broken={"rope": 1.5})
     assert _sentence_on_breaking(alone, *PLACES_IN_WORDS) == f"{BREAKS_IN_WORDS}."
-    held = broken(broken={"rope": 1.5}, held_in_window={"rope": 0.0103}, window=128)
+    held = broken(broken={"rope": 1.5}, held_in_window={"rope": 0.0103}, window_length=128)
     assert _sentence_on_breaking(held, *PLACES_IN_WORDS) == (
         f"{BREAKS_IN_WORDS}; in a window of 128 bytes it does not (+0.01)."
     )
-    two = broken(broken={"rope": 1.5, "nope": 2.0}, held_in_window={"rope": -0.001}, window=64)
+    two = broken(
+        broken={"rope": 1.5, "nope": 2.0}, held_in_window={"rope": -0.001}, window_length=64
+    )
     assert _sentence_on_breaking(two, *PLACES_IN_WORDS).endswith(
         "; in a window of 64 bytes rope (+0.00) does not."
     )
@@ -277,5 +279,5 @@ def test_every_pair_and_every_named_row_of_three_studies_follows_in_other_code(n
         if choice.certainty in (USE, LEADS):
             assert choice.taken == lowest and set(choice.tied) == {lowest}
         for n in choice.tied:
-            assert choice.bits[n] == pytest.approx(np.mean(losses[n]))
+            assert choice.loss_of_row[n] == pytest.approx(np.mean(losses[n]))
     assert checked == sum(len(list(combinations(losses, 2))) for losses in (near, far)) >= 25
