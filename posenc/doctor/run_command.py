@@ -31,7 +31,7 @@ from posenc.doctor.report import (
 )
 from posenc.doctor.rule import Finding
 from posenc.doctor.rules import RULES, findings
-from posenc.doctor.rules.overrides import OVERRIDES
+from posenc.doctor.rules.overrides import OVERRIDES_KEY
 from posenc.files.sealed_json import parse_bounded_json
 from posenc.lazy import require_package
 from posenc.report.report import Report
@@ -59,7 +59,7 @@ KEYS_OF_A_MODEL = ("model_type", "architectures", "n_heads")
 """A JSON object with one of these keys describes a model; other programs have a config.json too."""
 CODES_OF_GUESSES = ("PD004", "PD011", "PD050", "PD053")
 """Errors that a fix would have to guess at."""
-HALF_WRITTEN = "PD059"
+CODE_OF_HALF_WRITTEN_FILE = "PD059"
 """The rule about a GGUF file that lacks a part of its scaling, which its model's config has."""
 EXIT_CODES_BY_GRAVITY = (0, 3, 1, 2)
 """Exit codes, the gravest last: all right, not known, an error was found, not readable."""
@@ -68,7 +68,7 @@ EXIT_CODES_BY_GRAVITY = (0, 3, 1, 2)
 class RuntimeAnswers(NamedTuple):
     """What runtimes answered for one file, and lines about interpreters that gave no answer."""
 
-    by_runtime: Mapping[str, Asked] = {}
+    answer_by_runtime: Mapping[str, Asked] = {}
     notes: tuple[str, ...] = ()
 
 
@@ -80,10 +80,10 @@ def run(options: Options) -> tuple[Report, int]:
     """
     try:
         return _run_on_rotating_model(options, None)
-    except NoRotationError as nothing:
+    except NoRotationError as no_rotation:
         if not _only_judges(options):
             raise
-        return report_without_judgement(str(nothing), str(nothing)), 0
+        return report_without_judgement(str(no_rotation), str(no_rotation)), 0
 
 
 def _run_on_rotating_model(options: Options, answers: RuntimeAnswers | None) -> tuple[Report, int]:
@@ -95,12 +95,14 @@ def _run_on_rotating_model(options: Options, answers: RuntimeAnswers | None) -> 
     """
     try:
         return _do_what_options_ask(options, answers)
-    except BadConfigError as bad:
-        raise ValueError(f"{options.paths[0]}: {str(bad).removeprefix('config.json: ')}") from bad
-    except UnknownFamilyError as unknown:
-        where = f"{options.paths[0]}: " if len(options.paths) == 1 else ""
-        headline = f"{where}{unknown}. Nothing was judged, fixed or proved."
-        return report_without_judgement(headline, str(unknown)), 3
+    except BadConfigError as bad_config:
+        raise ValueError(
+            f"{options.paths[0]}: {str(bad_config).removeprefix('config.json: ')}"
+        ) from bad_config
+    except UnknownFamilyError as unknown_family:
+        path_prefix = f"{options.paths[0]}: " if len(options.paths) == 1 else ""
+        headline = f"{path_prefix}{unknown_family}. Nothing was judged, fixed or proved."
+        return report_without_judgement(headline, str(unknown_family)), 3
 
 
 def _only_judges(options: Options) -> bool:
@@ -112,8 +114,8 @@ def _do_what_options_ask(options: Options, answers: RuntimeAnswers | None) -> tu
     """Do what the options ask for; return the answer, and the exit code."""
     check_options(options)
     if options.explain is not None:
-        code = require_choice("--explain", options.explain.upper(), RULES)
-        return report_of_rule(RULES[code]), 0
+        rule_code = require_choice("--explain", options.explain.upper(), RULES)
+        return report_of_rule(RULES[rule_code]), 0
     if options.each:
         return _judge_each(options)
     if len(options.paths) == 2:
@@ -129,7 +131,7 @@ def _do_what_options_ask(options: Options, answers: RuntimeAnswers | None) -> tu
         return _compare_positions(case, options.positions)
     if options.overrides is not None:
         case.require_known()
-        return _options_of_server(source, options), 0
+        return _report_of_server_options(source, options), 0
     if options.fix:
         case.require_known()
         return _write_fixed_copy(case, options)
@@ -140,7 +142,7 @@ def _do_what_options_ask(options: Options, answers: RuntimeAnswers | None) -> tu
     return _judge(case, options, answers)
 
 
-def _options_of_server(source: Source, options: Options) -> Report:
+def _report_of_server_options(source: Source, options: Options) -> Report:
     """Return the options with which the server that --overrides names computes what the file
     means."""
     assert options.overrides is not None
@@ -151,8 +153,8 @@ def _options_of_server(source: Source, options: Options) -> Report:
 
     meaning = meaning_of(source.config, options.length)
     require_no_guess(source, meaning, "no options can say it")
-    command_line = override_options(source.raw, meaning, options.overrides)
-    return report_of_options(options.overrides, command_line)
+    server_options = override_options(source.raw, meaning, options.overrides)
+    return report_of_options(options.overrides, server_options)
 
 
 def _write_fixed_copy(case: Case, options: Options) -> tuple[Report, int]:
@@ -163,17 +165,18 @@ def _write_fixed_copy(case: Case, options: Options) -> tuple[Report, int]:
     from posenc.doctor.cures.fixing import fix_config, fix_gguf
 
     assert options.out is not None
-    settled: list[str] = []
+    settled_changes: list[str] = []
     if options.prefer is not None:
         source = _with_preferred_keys(case.source, options.prefer)
-        settled = config_changes(case.source.raw, source.raw)
+        settled_changes = config_changes(case.source.raw, source.raw)
         case = replace(case, source=source)
     finding = _first_finding_to_correct_by_hand(case, findings(case))
     is_said_by_config = case.metadata is not None and options.like is not None
     if finding and not is_said_by_config:
         raise ValueError(
             f"{case.source.path}: --fix writes nothing, correct the file by hand first. "
-            f"{finding.code}: {finding.message}. {finding.cure}{_preferences(case, finding)}"
+            f"{finding.code}: {finding.message}. {finding.cure}"
+            f"{_prefer_option_in_words(case, finding)}"
         )
     if case.metadata is not None:
         fixed = fix_gguf(case.source, options.out, options.like)
@@ -184,20 +187,23 @@ def _write_fixed_copy(case: Case, options: Options) -> tuple[Report, int]:
     versions = _versions_named_by_for(options)
 
     def ask(config: Mapping[str, Any]) -> dict[str, ComputedPositions]:
-        copied = replace(case.source, raw=dict(config), config=as_transformers(config))
-        asked = _ask_runtimes([copied], options)[0].by_runtime
-        known = emulate(config, options.length, versions=versions)
+        source_of_copy = replace(case.source, raw=dict(config), config=as_transformers(config))
+        asked_by_name = _ask_runtimes([source_of_copy], options)[0].answer_by_runtime
+        known_by_name = emulate(config, options.length, versions=versions)
         model = model_of(config)
-        answers = {name: as_computed(own, known[name], model) for name, own in asked.items()}
-        return {name: computed.with_stop_as_refusal for name, computed in answers.items()}
+        computed_by_name = {
+            name: as_computed(asked_answer, known_by_name[name], model)
+            for name, asked_answer in asked_by_name.items()
+        }
+        return {name: computed.with_stop_as_refusal for name, computed in computed_by_name.items()}
 
     ask_or_none = None if options.ask is None else ask
     copy = fix_config(case.source, options.out, runtimes, options.length, versions, ask_or_none)
-    code = 1 if copy.recipe.cannot else 0
-    return report_of_fixed_copy(options.out, copy, options.prefer, settled), code
+    exit_code = 1 if copy.recipe.cannot else 0
+    return report_of_fixed_copy(options.out, copy, options.prefer, settled_changes), exit_code
 
 
-def _with_preferred_keys(source: Source, preferred: str) -> Source:
+def _with_preferred_keys(source: Source, preferred_keys: str) -> Source:
     """Return a config without what contradicts the preferred keys.
 
     Raises: ValueError for another file, or a key that nothing contradicts.
@@ -206,21 +212,21 @@ def _with_preferred_keys(source: Source, preferred: str) -> Source:
 
     if source.spelling != "transformers":
         raise ValueError(f"--prefer needs a config.json, {source.path} is none.")
-    raw = with_preferred(source.raw, preferred)
+    raw = with_preferred(source.raw, preferred_keys)
     with path_in_errors(source.path):
         return replace(source, raw=raw, config=as_transformers(raw))
 
 
-def _preferences(case: Case, finding: Finding) -> str:
+def _prefer_option_in_words(case: Case, finding: Finding) -> str:
     """Return the options of --prefer that settle what a finding says; empty if none does."""
     from posenc.doctor.cures.preferred import contradictions
 
-    settling = [
-        found.in_words
-        for found in contradictions(case.source.raw)
-        if any(path[-1] in finding.message for path in found.paths)
+    settling_options = [
+        contradiction.in_words
+        for contradiction in contradictions(case.source.raw)
+        if any(path[-1] in finding.message for path in contradiction.paths)
     ]
-    return f" Or say which is right: {settling[0]}." if settling else ""
+    return f" Or say which is right: {settling_options[0]}." if settling_options else ""
 
 
 def _ask_runtimes(sources: Sequence[Source], options: Options) -> list[RuntimeAnswers]:
@@ -233,9 +239,11 @@ def _ask_runtimes(sources: Sequence[Source], options: Options) -> list[RuntimeAn
     versions = _versions_named_by_for(options)
     answers_and_notes: list[RuntimeAnswers] = []
     for answers, notes in zip(answers_by_file, notes_by_file, strict=True):
-        kept = choose_interpreters.answers_of_named_runtimes(answers, runtimes, versions)
-        lines = (*notes, *choose_interpreters.notes_on_releases(kept))
-        answers_and_notes.append(RuntimeAnswers(kept, lines))
+        answers_of_named = choose_interpreters.answers_of_named_runtimes(
+            answers, runtimes, versions
+        )
+        all_notes = (*notes, *choose_interpreters.notes_on_releases(answers_of_named))
+        answers_and_notes.append(RuntimeAnswers(answers_of_named, all_notes))
     return answers_and_notes
 
 
@@ -244,38 +252,38 @@ def _judge(case: Case, options: Options, answers: RuntimeAnswers) -> tuple[Repor
 
     answers: what the runtimes at hand answered themselves.
     """
-    case = replace(case, own_answers=answers.by_runtime)
+    case = replace(case, own_answers=answers.answer_by_runtime)
     try:
         case.require_known()
-    except UnknownFamilyError as unknown:
-        return _answers_of_asked_runtimes(case, answers.notes, unknown), 3
+    except UnknownFamilyError as unknown_family:
+        return _report_of_asked_runtimes(case, answers.notes, unknown_family), 3
     all_findings = findings(case)
     if not all_findings and case.why_unclear:
         raise ValueError(f"{case.source.path}: {case.why_unclear}.")
-    ignored = ignored_codes(options)
-    counted = [finding for finding in all_findings if finding.code not in ignored]
-    silenced = [finding for finding in all_findings if finding.code in ignored]
+    codes_to_ignore = ignored_codes(options)
+    counted_findings = [finding for finding in all_findings if finding.code not in codes_to_ignore]
+    silenced_findings = [finding for finding in all_findings if finding.code in codes_to_ignore]
     can_be_fixed = _first_finding_to_correct_by_hand(case, all_findings) is None
-    judgement = Judgement(case, counted, silenced, can_be_fixed, answers.notes)
-    code = 1 if any(finding.severity == "E" for finding in counted) else 0
-    return report_of(judgement), code
+    judgement = Judgement(case, counted_findings, silenced_findings, can_be_fixed, answers.notes)
+    exit_code = 1 if any(finding.severity == "E" for finding in counted_findings) else 0
+    return report_of(judgement), exit_code
 
 
-def _answers_of_asked_runtimes(
-    case: Case, notes: Sequence[str], unknown: UnknownFamilyError
+def _report_of_asked_runtimes(
+    case: Case, notes: Sequence[str], unknown_family: UnknownFamilyError
 ) -> Report:
     """Return what the runtimes at hand compute for a family whose meaning posenc does not know.
 
     Raises: UnknownFamilyError if none of them answered.
     """
     if case.own_answers:
-        return report_of_answers(case, str(unknown), notes)
+        return report_of_answers(case, str(unknown_family), notes)
     why_nobody_answered = " ".join(notes).rstrip(".")  # the headline ends the sentence
     if not why_nobody_answered and case.source.spelling == choose_interpreters.SPELLING_OF_MOST:
         why_nobody_answered = "--ask PYTHON asks a runtime that has it"
     if not why_nobody_answered:
-        raise unknown
-    raise UnknownFamilyError(f"{unknown}. {why_nobody_answered}") from None
+        raise unknown_family
+    raise UnknownFamilyError(f"{unknown_family}. {why_nobody_answered}") from None
 
 
 def _first_finding_to_correct_by_hand(
@@ -283,7 +291,7 @@ def _first_finding_to_correct_by_hand(
 ) -> Finding | None:
     """Return the first finding that only the file's author can correct; None without one."""
     if case.metadata is not None:
-        return next((f for f in all_findings if f.code == HALF_WRITTEN), None)
+        return next((f for f in all_findings if f.code == CODE_OF_HALF_WRITTEN_FILE), None)
     for finding in all_findings:
         is_guessed = finding.severity == "E" and (
             case.why_unclear or finding.code in CODES_OF_GUESSES
@@ -297,27 +305,29 @@ def _judge_each(options: Options) -> tuple[Report, int]:
     """Judge files one by one; return all answers and the gravest exit code. What is not known
     passes with a notice, unless --strict is given."""
     reports: list[Report] = []
-    codes = [0]
+    exit_codes = [0]
     for path, answers in zip(options.paths, _ask_about_each_path(options), strict=True):
-        report, code = _judge_or_skip(path, options, answers)
+        report, exit_code = _judge_or_skip(path, options, answers)
         reports.append(report)
-        codes.append(code)
-    not_judged = codes.count(3)
+        exit_codes.append(exit_code)
+    num_not_judged = exit_codes.count(3)
     if not options.strict:
-        codes = [0 if code == 3 else code for code in codes]
-    joint_report = report_of_several(options.paths, reports, not_judged)
-    return joint_report, max(codes, key=EXIT_CODES_BY_GRAVITY.index)
+        exit_codes = [0 if exit_code == 3 else exit_code for exit_code in exit_codes]
+    joint_report = report_of_several(options.paths, reports, num_not_judged)
+    return joint_report, max(exit_codes, key=EXIT_CODES_BY_GRAVITY.index)
 
 
 def _ask_about_each_path(options: Options) -> list[RuntimeAnswers]:
     """Ask the runtimes at hand, once, about all paths that can be read; return the answers by path,
     empty for the others."""
-    readable: dict[Path, Source] = {}
+    source_by_path: dict[Path, Source] = {}
     for path in options.paths:
         with suppress(OSError, ValueError):  # said when its turn comes
             if not (_describes_no_model(path) or is_adapter(path)):
-                readable[path] = load(path)
-    answers = dict(zip(readable, _ask_runtimes([*readable.values()], options), strict=True))
+                source_by_path[path] = load(path)
+    answers = dict(
+        zip(source_by_path, _ask_runtimes([*source_by_path.values()], options), strict=True)
+    )
     return [answers.get(path, RuntimeAnswers()) for path in options.paths]
 
 
@@ -337,8 +347,8 @@ def _judge_or_skip(path: Path, options: Options, answers: RuntimeAnswers) -> tup
         return _run_on_rotating_model(
             replace(options, paths=(path,), each=False, strict=False), answers
         )
-    except NoRotationError as nothing:
-        return report_without_judgement(f"skipped: {nothing}", str(nothing)), 0
+    except NoRotationError as no_rotation:
+        return report_without_judgement(f"skipped: {no_rotation}", str(no_rotation)), 0
     except OSError as error:
         why = describe_os_error(error)
         return report_without_judgement(why, why), 2
@@ -360,17 +370,19 @@ def _write_adapter(options: Options) -> Report:
         assert options.out is not None
         runtimes = _runtimes_named_by_for(options)
         versions = _versions_named_by_for(options)
-        scaled = adapters.fix_adapter(
+        scaled_adapter = adapters.fix_adapter(
             folder, options.like, options.out, runtimes, options.length, versions
         )
-        return report_of_scaled_adapter(options.out, scaled.num_tensors, scaled.factor)
+        return report_of_scaled_adapter(
+            options.out, scaled_adapter.num_tensors, scaled_adapter.factor
+        )
     if options.convert_layout is not None:
         assert options.out is not None
-        interleaved = measure_layout.is_interleaved(options.convert_layout)
-        tensors = adapters.convert_layout(
-            folder, options.like, options.out, to_interleaved=interleaved
+        is_interleaved = measure_layout.is_interleaved(options.convert_layout)
+        num_tensors = adapters.convert_layout(
+            folder, options.like, options.out, to_interleaved=is_interleaved
         )
-        return report_of_permuted_adapter(options.out, tensors)
+        return report_of_permuted_adapter(options.out, num_tensors)
     raise ValueError(
         f"{folder} is a LoRA adapter: its positions are its model's. --fix or --convert-layout, "
         "with --like MODEL --out NEW, write the one that goes with a fixed model."
@@ -430,10 +442,10 @@ def _versions_named_by_for(options: Options) -> dict[str, str]:
     return versions
 
 
-def _require_config(source: Source, what: str) -> None:
-    """Raise ValueError for a GGUF file. what: the option that needs a config."""
+def _require_config(source: Source, option_name: str) -> None:
+    """Raise ValueError for a GGUF file. option_name: the option that needs a config."""
     if source.metadata is not None:
-        raise ValueError(f"{what} needs a config, {source.path} is a GGUF file.")
+        raise ValueError(f"{option_name} needs a config, {source.path} is a GGUF file.")
 
 
 def _compare_positions(case: Case, path: Path) -> tuple[Report, int]:
@@ -443,9 +455,9 @@ def _compare_positions(case: Case, path: Path) -> tuple[Report, int]:
 
     _require_config(case.source, "--positions")
     with path_in_errors(path):
-        lines, notes = compare_position_ids(read_json(path, LARGEST_INDEX), case.model)
-    report = report_of_position_ids(path, lines, notes, case.model.model_type)
-    return report, int(bool(lines))
+        differences, notes = compare_position_ids(read_json(path, LARGEST_INDEX), case.model)
+    report = report_of_position_ids(path, differences, notes, case.model.model_type)
+    return report, int(bool(differences))
 
 
 def _case_to_judge(source: Source, options: Options) -> Case:
@@ -463,10 +475,10 @@ def _case_to_judge(source: Source, options: Options) -> Case:
         raise ValueError(f"--with: expected a JSON object, got {type(overrides).__name__}.")
     server = "sglang" if runtimes == ("sglang",) else "vllm"
     check_override(source.config, overrides, server)
-    served = config_after_override(source.config, overrides, server)
-    raw = {**source.raw, OVERRIDES: overrides}
+    served_config = config_after_override(source.config, overrides, server)
+    raw = {**source.raw, OVERRIDES_KEY: overrides}
     source = replace(source, raw=raw, config=intended_config(source.config, overrides))
-    return Case(source, (server,), options.length, served, _versions_named_by_for(options))
+    return Case(source, (server,), options.length, served_config, _versions_named_by_for(options))
 
 
 def _load_without_encoding(path: Path) -> Source:
@@ -490,10 +502,10 @@ def _compare_two_files(options: Options) -> tuple[Report, int]:
             sources.append(_load_without_encoding(path))
     first_source, second_source = sources
     first_path, second_path = options.paths
-    first = _record_at_length(first_source, first_path, options.length)
-    second = _record_at_length(second_source, second_path, options.length)
-    lines = compare_files.differences(first, second)
-    if not lines and options.length is None:
+    first_record = _record_at_length(first_source, first_path, options.length)
+    second_record = _record_at_length(second_source, second_path, options.length)
+    difference_lines = compare_files.differences(first_record, second_record)
+    if not difference_lines and options.length is None:
         # Files that mean the same at their longest lengths may change at others.
         def both_at(length: int) -> tuple[PositionRecord, PositionRecord]:
             return (
@@ -501,12 +513,16 @@ def _compare_two_files(options: Options) -> tuple[Report, int]:
                 _record_at_length(second_source, second_path, length),
             )
 
-        lines = compare_files.differences_at_switches(first, second, both_at)
-    at_length = ""
-    if options.length is not None and {first.switch, second.switch} != {"static"}:
-        at_length = f" at {options.length} tokens"
-    report = report_of_comparison(options.paths, (first, second), lines, at_length)
-    return report, int(bool(lines))
+        difference_lines = compare_files.differences_at_switches(
+            first_record, second_record, both_at
+        )
+    at_length_in_words = ""
+    if options.length is not None and {first_record.switch, second_record.switch} != {"static"}:
+        at_length_in_words = f" at {options.length} tokens"
+    report = report_of_comparison(
+        options.paths, (first_record, second_record), difference_lines, at_length_in_words
+    )
+    return report, int(bool(difference_lines))
 
 
 def _record_at_length(source: Source, path: Path, length: int | None) -> PositionRecord:

@@ -21,69 +21,85 @@ KEYS_WITH_OWN_RULE = {"attn_factor"}
 @rule("PD006", "E")
 def report_contradicting_types(case: Case) -> Iterator[Hit]:
     """Report a type that contradicts rope_type."""
-    for name, p in case.flat_rope_dicts():
-        old = p.get("type")
-        new = p.get("rope_type")
-        if old is None:
+    for name, rope_dict in case.flat_rope_dicts():
+        older_type = rope_dict.get("type")
+        rope_type = rope_dict.get("rope_type")
+        if older_type is None:
             continue
-        if new is None:
-            yield from _report_older_type_alone(case, name, old)
-        elif old != new and (old, new) not in (("su", "longrope"), ("mrope", "default")):
+        if rope_type is None:
+            yield from _report_older_type_alone(case, name, older_type)
+        elif older_type != rope_type and (older_type, rope_type) not in (
+            ("su", "longrope"),
+            ("mrope", "default"),
+        ):
             yield Hit(
-                f"{name} has type {in_json_words(old)} and rope_type {in_json_words(new)}",
+                f"{name} has type {in_json_words(older_type)} and rope_type "
+                f"{in_json_words(rope_type)}",
                 case.named_runtimes_that_differ(ALL_RUNTIMES),
                 ALL_RUNTIMES,
                 is_contradiction=True,
             )
 
 
-def _report_older_type_alone(case: Case, name: str, old: Any) -> Iterator[Hit]:
+def _report_older_type_alone(case: Case, name: str, older_type: Any) -> Iterator[Hit]:
     """Report `type` without rope_type where the class's own rope_type stands in its place."""
     if not case.model.is_known or not case.differences:
         return
-    concerned = case.named_runtimes_that_differ(ALL_RUNTIMES, "error", "frequencies", "multiplier")
-    reads_new_only = tuple(r for r in concerned if r.startswith(("transformers", "vllm")))
-    if case.model.has_rope_dict_per_kind and reads_new_only:
+    affected_runtimes = case.named_runtimes_that_differ(
+        ALL_RUNTIMES, "error", "frequencies", "multiplier"
+    )
+    readers_of_rope_type_only = tuple(
+        r for r in affected_runtimes if r.startswith(("transformers", "vllm"))
+    )
+    if case.model.has_rope_dict_per_kind and readers_of_rope_type_only:
         yield Hit(
-            f"{name} has type {in_json_words(old)} and no rope_type, and the code of "
+            f"{name} has type {in_json_words(older_type)} and no rope_type, and the code of "
             f"{case.model.model_type} reads rope_type only",
-            reads_new_only,
+            readers_of_rope_type_only,
             ALL_RUNTIMES,
-            cure=f'Write "rope_type": "{old}" into {name}.',
+            cure=f'Write "rope_type": "{older_type}" into {name}.',
         )
 
 
 @rule("PD007", "W")
 def report_old_type_name(case: Case) -> Iterator[Hit]:
     """Report an old or a vendor's name for the type."""
-    for name, p in case.flat_rope_dicts():
-        if rope_type_of(p) in OLD_TYPES or p.get("type") in OLD_TYPES:
-            refusing = tuple(r for r in ALL_RUNTIMES if "error" in case.differences[r])
-            type_name = rope_type_of(p) if rope_type_of(p) in OLD_TYPES else p["type"]
-            refused_by = f", refused by {join_runtimes(refusing)}" if refusing else ""
+    for name, rope_dict in case.flat_rope_dicts():
+        if rope_type_of(rope_dict) in OLD_TYPES or rope_dict.get("type") in OLD_TYPES:
+            refusing_runtimes = tuple(r for r in ALL_RUNTIMES if "error" in case.differences[r])
+            type_name = (
+                rope_type_of(rope_dict)
+                if rope_type_of(rope_dict) in OLD_TYPES
+                else rope_dict["type"]
+            )
+            refused_by = (
+                f", refused by {join_runtimes(refusing_runtimes)}" if refusing_runtimes else ""
+            )
             yield Hit(
-                f"{name} has the old type {type_name!r}{refused_by}", (), refusing or ALL_RUNTIMES
+                f"{name} has the old type {type_name!r}{refused_by}",
+                (),
+                refusing_runtimes or ALL_RUNTIMES,
             )
 
 
 @rule("PD008", "E")
 def report_factor_without_type(case: Case) -> Iterator[Hit]:
     """Report a factor without a type. Which one is for the author to say: no fix is written."""
-    for name, p in case.flat_rope_dicts():
+    for name, rope_dict in case.flat_rope_dicts():
         if case.rope_scaling is not None and name.startswith("rope_parameters"):
             continue
-        factor = p.get("factor")
-        kind = p.get("rope_type", p.get("type"))
-        stretches = factor not in (None, 1, 1.0)
-        if kind is None and (stretches or "rope_type" in p):
-            what_is_missing = "rope_type null" if "rope_type" in p else "no rope_type"
+        factor = rope_dict.get("factor")
+        rope_type = rope_dict.get("rope_type", rope_dict.get("type"))
+        is_stretched = factor not in (None, 1, 1.0)
+        if rope_type is None and (is_stretched or "rope_type" in rope_dict):
+            what_is_missing = "rope_type null" if "rope_type" in rope_dict else "no rope_type"
             yield Hit(
                 f"{name} has factor {in_json_words(factor)} and {what_is_missing}",
                 case.named_runtimes_that_differ(ALL_RUNTIMES),
                 ALL_RUNTIMES,
-                is_contradiction=stretches,
+                is_contradiction=is_stretched,
             )
-        elif kind == "default" and stretches:
+        elif rope_type == "default" and is_stretched:
             yield Hit(
                 f"{name} has factor {in_json_words(factor)} and rope_type 'default', which "
                 "stretches nothing",
@@ -99,17 +115,28 @@ def report_missing_keys_of_type(case: Case) -> Iterator[Hit]:
     """Report a scaling without a key that its type cannot be computed without."""
     if case.metadata is not None:
         return
-    for name, p in case.rope_dicts_of_type(*NEEDED):
-        missing = [key for key in NEEDED[rope_type_of(p)] if p.get(key) is None]
-        largest = case.config.get("max_position_embeddings")
-        original = case.original_length(p)
+    for name, rope_dict in case.rope_dicts_of_type(*NEEDED):
+        missing_keys = [
+            key for key in NEEDED[rope_type_of(rope_dict)] if rope_dict.get(key) is None
+        ]
+        max_length = case.config.get("max_position_embeddings")
+        original_length = case.original_length(rope_dict)
         cure = ""
-        if missing == ["factor"] and isinstance(largest, int) and isinstance(original, int):
-            ratio = largest / original
-            cure = f'Write "factor": {ratio:g}, which is {largest} / {original}, if that is meant.'
-        if missing and (rope_type_of(p) != "dynamic" or p.get("alpha") is None):
+        if (
+            missing_keys == ["factor"]
+            and isinstance(max_length, int)
+            and isinstance(original_length, int)
+        ):
+            ratio = max_length / original_length
+            cure = (
+                f'Write "factor": {ratio:g}, which is {max_length} / {original_length}, '
+                "if that is meant."
+            )
+        if missing_keys and (
+            rope_type_of(rope_dict) != "dynamic" or rope_dict.get("alpha") is None
+        ):
             yield Hit(
-                f"{name} is {rope_type_of(p)} and has no {join_names(missing)}",
+                f"{name} is {rope_type_of(rope_dict)} and has no {join_names(missing_keys)}",
                 case.named_runtimes_that_differ(ALL_RUNTIMES),
                 ALL_RUNTIMES,
                 is_contradiction=True,
@@ -120,11 +147,11 @@ def report_missing_keys_of_type(case: Case) -> Iterator[Hit]:
 @rule("PD009", "E")
 def report_unknown_type(case: Case) -> Iterator[Hit]:
     """Report a rope dict whose type is neither in COMMON_TYPES nor in OLD_TYPES."""
-    for name, p in case.flat_rope_dicts():
-        kind = rope_type_of(p)
-        if kind not in COMMON_TYPES + OLD_TYPES:
+    for name, rope_dict in case.flat_rope_dicts():
+        rope_type = rope_type_of(rope_dict)
+        if rope_type not in COMMON_TYPES + OLD_TYPES:
             yield Hit(
-                f"{name} has the unknown type {kind!r}",
+                f"{name} has the unknown type {rope_type!r}",
                 case.named_runtimes_that_differ(ALL_RUNTIMES),
                 ALL_RUNTIMES,
             )
@@ -133,18 +160,26 @@ def report_unknown_type(case: Case) -> Iterator[Hit]:
 @rule("PD010", "W")
 def report_unread_keys_of_type(case: Case) -> Iterator[Hit]:
     """Report keys in a rope dict that no runtime reads with the type of this dict."""
-    for name, p in case.flat_rope_dicts():
-        kind = {"su": "longrope", "mrope": "default"}.get(rope_type_of(p), rope_type_of(p))
-        if kind not in READ:
+    for name, rope_dict in case.flat_rope_dicts():
+        rope_type = {"su": "longrope", "mrope": "default"}.get(
+            rope_type_of(rope_dict), rope_type_of(rope_dict)
+        )
+        if rope_type not in READ:
             continue
-        unread = sorted(set(p) - COMMON - READ[kind] - KEYS_WITH_OWN_RULE)
-        if kind == "default" and "factor" in unread and "rope_type" not in p:
-            unread.remove("factor")
-        if "type" not in p and "rope_type" not in p:
+        unread_keys = sorted(set(rope_dict) - COMMON - READ[rope_type] - KEYS_WITH_OWN_RULE)
+        if rope_type == "default" and "factor" in unread_keys and "rope_type" not in rope_dict:
+            unread_keys.remove("factor")
+        if "type" not in rope_dict and "rope_type" not in rope_dict:
             continue
-        if unread:
-            values = ", ".join(f"{k} {in_json_words(p[k])}" for k in unread[:4])
-            yield Hit(f"{name} has keys that type {kind} does not read: {values}", (), ALL_RUNTIMES)
+        if unread_keys:
+            values_in_words = ", ".join(
+                f"{key} {in_json_words(rope_dict[key])}" for key in unread_keys[:4]
+            )
+            yield Hit(
+                f"{name} has keys that type {rope_type} does not read: {values_in_words}",
+                (),
+                ALL_RUNTIMES,
+            )
 
 
 @rule("PD062", "E")

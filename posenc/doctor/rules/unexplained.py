@@ -12,7 +12,7 @@ from posenc.runtimes.config_model import language_model_key
 from posenc.runtimes.disagreement import Difference, differences
 
 ROPE_DICTS = ("rope_scaling", "rope_parameters")
-KEYS_OF = {
+KEYS_OF_ASPECT = {
     "layers": ("layer_types", "no_rope_layers", "no_rope_layer_interval"),
     "pairs": ("head_dim", "partial_rotary_factor", "rotary_dim", "rotary_pct", *ROPE_DICTS),
     "frequencies": ("rope_theta", "rotary_emb_base", "rope_local_base_freq", *ROPE_DICTS),
@@ -36,44 +36,49 @@ def report_refusal_left_unexplained(case: Case) -> Iterator[Hit]:
     yield from ()  # `unexplained_findings` makes these, when the findings of all rules are known
 
 
-def unexplained_findings(case: Case, explained: Iterable[str]) -> list[Finding]:
+def unexplained_findings(case: Case, explained_runtimes: Iterable[str]) -> list[Finding]:
     """Return a finding for each named runtime that differs or refuses, and that no other finding
     explains.
 
-    explained: the runtimes that other findings name.
+    explained_runtimes: the runtimes that other findings name.
     """
     findings: list[Finding] = []
-    for name in case.judged_runtimes:
-        if name not in explained and case.differences[name]:
-            refuses = bool(case.computed[name].error)
+    for runtime in case.judged_runtimes:
+        if runtime not in explained_runtimes and case.differences[runtime]:
+            refuses = bool(case.computed[runtime].error)
             findings.append(
-                _finding_of_refusal(case, name) if refuses else _finding_of_difference(case, name)
+                _finding_of_refusal(case, runtime)
+                if refuses
+                else _finding_of_difference(case, runtime)
             )
     return findings
 
 
-def _finding_of_refusal(case: Case, name: str) -> Finding:
+def _finding_of_refusal(case: Case, runtime: str) -> Finding:
     """Return a finding of PD039: with which words a runtime refuses the file, or which keys it
     misses. A warning where the missing keys are not about positions."""
-    computed = case.computed[name]
-    where = f"{name}'s {computed.read}" if computed.read else name
+    computed = case.computed[runtime]
+    where = f"{runtime}'s {computed.read}" if computed.read else runtime
     # mlx-lm stops for any missing key; what is not about positions may be a part of a config.
-    severity = RULES_BY_CODE["PD039"].severity if "error" in case.differences[name] else "W"
+    severity = RULES_BY_CODE["PD039"].severity if "error" in case.differences[runtime] else "W"
     error = computed.error or ""
-    message = f"{name} refuses the file: {error}"
-    missing = _missing_keys(error)
-    if missing:
-        inner = language_model_key(case.source.config)
-        place = f"into {inner}" if inner else "at the top level"
-        cure = f"Write {join_names(missing)} {place}, which {where} needs, or use another runtime."
+    message = f"{runtime} refuses the file: {error}"
+    missing_keys = _missing_keys(error)
+    if missing_keys:
+        key_of_language_model = language_model_key(case.source.config)
+        place = f"into {key_of_language_model}" if key_of_language_model else "at the top level"
+        cure = (
+            f"Write {join_names(missing_keys)} {place}, which {where} needs, or use another "
+            "runtime."
+        )
         if "positional argument" in error:  # Python's words about a constructor say less
-            message = f"{name} refuses the file, which does not state {join_names(missing)}"
+            message = f"{runtime} refuses the file, which does not state {join_names(missing_keys)}"
     else:
         cure = (
             f"Change the value or the key that its error names, which is raised around {where}, or "
             "use another runtime."
         )
-    return Finding("PD039", severity, message, (name,), cure)
+    return Finding("PD039", severity, message, (runtime,), cure)
 
 
 def _missing_keys(error: str) -> list[str]:
@@ -84,38 +89,39 @@ def _missing_keys(error: str) -> list[str]:
     return [f'"{key}"' for key in re.findall(r"'(\w+)'", error)]
 
 
-def _finding_of_difference(case: Case, name: str) -> Finding:
+def _finding_of_difference(case: Case, runtime: str) -> Finding:
     """Return a finding of PD038: what a runtime computes instead of what is meant, and which keys
     or which place in its code decide it.
 
     The runtime must differ in an aspect and must not refuse the file; the meaning must be clear.
     """
-    computed = case.computed[name]
-    where = f"{name}'s {computed.read}" if computed.read else name
-    left_out = _scaling_left_out(case, computed)
-    if left_out:
+    computed = case.computed[runtime]
+    where = f"{runtime}'s {computed.read}" if computed.read else runtime
+    scaling_left_out = _scaling_left_out(case, computed)
+    if scaling_left_out:
         return Finding(
             "PD038",
             RULES_BY_CODE["PD038"].severity,
-            f"{name} leaves out {left_out} and computes plain RoPE",
-            (name,),
+            f"{runtime} leaves out {scaling_left_out} and computes plain RoPE",
+            (runtime,),
             f"{where} does not read it. `--fix --out NEW` looks for a spelling that it reads. "
             "Where there is none, use another runtime for texts beyond the trained length.",
         )
-    aspect, does = _first_difference_in_words(case, computed)
-    stated_keys = [key for key in KEYS_OF[aspect] if case.config.get(key) is not None]
-    keys = (
+    aspect, what_it_does = _first_difference_in_words(case, computed)
+    stated_keys = [key for key in KEYS_OF_ASPECT[aspect] if case.config.get(key) is not None]
+    keys_in_words = (
         join_names(stated_keys)
         if stated_keys
-        else f"the defaults for {join_names(KEYS_OF[aspect])}"
+        else f"the defaults for {join_names(KEYS_OF_ASPECT[aspect])}"
     )
     return Finding(
         "PD038",
         RULES_BY_CODE["PD038"].severity,
-        f"{name} {does}",
-        (name,),
-        f"If {name} is right, change {keys}, by which this file was read. If the file is right, "
-        f"{where} does not read it: `--fix --out NEW` looks for a spelling that it reads.",
+        f"{runtime} {what_it_does}",
+        (runtime,),
+        f"If {runtime} is right, change {keys_in_words}, by which this file was read. If the file "
+        f"is right, {where} does not read it: `--fix --out NEW` looks for a spelling that it "
+        "reads.",
     )
 
 
@@ -123,28 +129,32 @@ def _scaling_left_out(case: Case, computed: ComputedPositions) -> str:
     """Return the scaling that a runtime leaves out, in words: it rotates a kind of layer by the
     base alone, of which the file means a scaling. Empty where it computes something else."""
     assert case.meaning is not None
-    for kind, p in case.meaning.parameters.items():
-        same_kind = computed.rotations_of_kind(kind)
-        if p["rope_type"] == "default" or not same_kind:
+    for kind, rope_dict in case.meaning.parameters.items():
+        rotations = computed.rotations_of_kind(kind)
+        if rope_dict["rope_type"] == "default" or not rotations:
             continue
-        rotation = same_kind[0]
+        rotation = rotations[0]
         if rotation.multiplier != 1:
             continue
-        channels = 2 * len(rotation.inv_freq)
+        rotary_dim = 2 * len(rotation.inv_freq)
         if _nearly_equal(
-            rotation, float64_formulas.unscaled_frequencies(channels, p["rope_theta"])
+            rotation, float64_formulas.unscaled_frequencies(rotary_dim, rope_dict["rope_theta"])
         ):
             of_kind = "" if kind == "all" else f" of {kind}"
-            by = f" with factor {p['factor']:g}" if isinstance(p.get("factor"), int | float) else ""
-            return f"the scaling{of_kind}, {p['rope_type']}{by},"
+            with_factor = (
+                f" with factor {rope_dict['factor']:g}"
+                if isinstance(rope_dict.get("factor"), int | float)
+                else ""
+            )
+            return f"the scaling{of_kind}, {rope_dict['rope_type']}{with_factor},"
     return ""
 
 
 def _nearly_equal(rotation: LayerRotation, inv_freq: Sequence[float]) -> bool:
     """Return True if a rotation has these frequencies, but for rounding."""
     return all(
-        abs(ours - theirs) <= TOLERANCE.of_frequencies * theirs
-        for ours, theirs in zip(rotation.inv_freq, inv_freq, strict=True)
+        abs(computed - expected) <= TOLERANCE.of_frequencies * expected
+        for computed, expected in zip(rotation.inv_freq, inv_freq, strict=True)
     )
 
 
@@ -153,31 +163,33 @@ def _first_difference_in_words(case: Case, computed: ComputedPositions) -> tuple
     sentence whose subject is the runtime: what it does, and as what the file was read."""
     assert case.meaning is not None
     difference = next(differences(computed, case.meaning.computed, TOLERANCE))
-    return difference.aspect, _in_words(difference)
+    return difference.aspect, _difference_in_words(difference)
 
 
-def _in_words(difference: Difference) -> str:
+def _difference_in_words(difference: Difference) -> str:
     """Return what a runtime does, and as what the file was read, for somebody who reads a
     finding."""
-    aspect, ours, theirs, kind, pair = difference
+    aspect, computed_value, meant_value, kind, pair = difference
     where = "" if kind == "all" else f" in {kind}"
     match aspect:
         case "pairs":
-            does = f"rotates {ours} pairs of channels{where}"
-            read_as = f"{theirs}"
+            what_it_does = f"rotates {computed_value} pairs of channels{where}"
+            read_as = f"{meant_value}"
         case "frequencies":
-            does = f"rotates pair {pair} by {ours:.6g} radians per position{where}"
-            read_as = f"{theirs:.6g}"
+            what_it_does = (
+                f"rotates pair {pair} by {computed_value:.6g} radians per position{where}"
+            )
+            read_as = f"{meant_value:.6g}"
         case "multiplier":
-            does = f"multiplies cos and sin by {ours:.6g}{where}"
-            read_as = f"{theirs:.6g}"
-        case "layers" if ours is None:
-            does = f"rotates nothing{where}"
+            what_it_does = f"multiplies cos and sin by {computed_value:.6g}{where}"
+            read_as = f"{meant_value:.6g}"
+        case "layers" if computed_value is None:
+            what_it_does = f"rotates nothing{where}"
             read_as = "rotating there"
         case "layers":
-            does = f"does not rotate the layers {list(ours)}"
-            read_as = f"{list(theirs)}"
+            what_it_does = f"does not rotate the layers {list(computed_value)}"
+            read_as = f"{list(meant_value)}"
         case _:
-            does = f"multiplies q.k by {ours:.6g}"
-            read_as = f"{theirs:.6g}"
-    return f"{does}; this file was read as {read_as}"
+            what_it_does = f"multiplies q.k by {computed_value:.6g}"
+            read_as = f"{meant_value:.6g}"
+    return f"{what_it_does}; this file was read as {read_as}"

@@ -34,32 +34,33 @@ def report_misspelled_keys(case: Case) -> Iterator[Hit]:
     """Report a key that is almost one that is read."""
     if case.metadata is not None:
         return
-    for slip in _misspelled_keys(case):
+    for misspelled in _misspelled_keys(case):
         yield contradiction_hit(
-            f"{slip.key}{slip.place} is not read by any runtime; {slip.near} is",
-            f"If it is meant, rename {slip.key} to {slip.near}.",
+            f"{misspelled.key}{misspelled.place_in_words} is not read by any runtime; "
+            f"{misspelled.similar_key} is",
+            f"If it is meant, rename {misspelled.key} to {misspelled.similar_key}.",
         )
 
 
 class _MisspelledKey(NamedTuple):
     """A key that nobody reads."""
 
-    place: str
+    place_in_words: str
     """ " of " and the rope dict; empty at the top level."""
     key: str
-    near: str
+    similar_key: str
     """The key that is read, and must be meant."""
 
 
 def _misspelled_keys(case: Case) -> Iterator[_MisspelledKey]:
     """Yield the keys that nobody reads and that are almost one that is read."""
     yield from _misspelled_keys_at_top_level(case)
-    known = COMMON | NO_EFFECT | frozenset().union(*READ.values())
-    for place, p in case.flat_rope_dicts():
-        read = {*COMMON, *READ.get(rope_type_of(p), known)}
-        for key in p.keys() - known:
-            similar_key = _most_similar_key(key, sorted(read), 0.75)
-            if similar_key and p.get(similar_key) is None:
+    known_keys = COMMON | NO_EFFECT | frozenset().union(*READ.values())
+    for place, rope_dict in case.flat_rope_dicts():
+        read_keys = {*COMMON, *READ.get(rope_type_of(rope_dict), known_keys)}
+        for key in rope_dict.keys() - known_keys:
+            similar_key = _most_similar_key(key, sorted(read_keys), 0.75)
+            if similar_key and rope_dict.get(similar_key) is None:
                 yield _MisspelledKey(f" of {place}", key, similar_key)
 
 
@@ -67,8 +68,8 @@ def _misspelled_keys_at_top_level(case: Case) -> Iterator[_MisspelledKey]:
     """Yield the misspelled keys at the top level of the config, and rope dicts or their keys that
     stand there under a name that no runtime reads."""
     read_names = names_of_base_and_share(case)
-    targets = (*KEYS_TO_COMPARE, *sorted(read_names.bases | read_names.shares))
-    right_keys = {*targets, *case.model.facts.get("keys", ())}
+    read_keys = (*KEYS_TO_COMPARE, *sorted(read_names.bases | read_names.shares))
+    right_keys = {*read_keys, *case.model.facts.get("keys", ())}
     right_keys |= {*INNER, "rope_scaling", "rope_parameters"}
     for key, value in case.config.items():
         if value is None or key in right_keys:
@@ -77,7 +78,7 @@ def _misspelled_keys_at_top_level(case: Case) -> Iterator[_MisspelledKey]:
             if _is_rope_dict(key, value):
                 yield _MisspelledKey("", key, "rope_scaling")
             continue
-        similar_key = _most_similar_key(key, targets, 0.8)
+        similar_key = _most_similar_key(key, read_keys, 0.8)
         # swa_rope_theta is no slip
         is_part_of_name = key.endswith(f"_{similar_key}") or key.startswith(f"{similar_key}_")
         if similar_key and not is_part_of_name and case.config.get(similar_key) is None:
@@ -99,9 +100,9 @@ def _is_rope_dict(key: str, value: Mapping[str, Any]) -> bool:
 def _most_similar_key(key: str, keys: tuple[str, ...] | list[str], cutoff: float) -> str:
     """Return the key of `keys` that is spelled most like `key`; empty if none reaches `cutoff`, a
     similarity between 0 and 1 as difflib measures it."""
-    spelled = {letters_and_digits(known): known for known in keys}
-    similar = get_close_matches(letters_and_digits(key), spelled, 1, cutoff)
-    return spelled[similar[0]] if similar else ""
+    key_by_spelling = {letters_and_digits(candidate): candidate for candidate in keys}
+    similar = get_close_matches(letters_and_digits(key), key_by_spelling, 1, cutoff)
+    return key_by_spelling[similar[0]] if similar else ""
 
 
 @rule("PD055", "W")
@@ -109,27 +110,35 @@ def report_keys_not_understood(case: Case) -> Iterator[Hit]:
     """Report keys about positions that the family does not read, or whose meaning is not known."""
     if case.metadata is not None or not case.model.is_known:
         return
-    slips = {slip.key for slip in _misspelled_keys(case)}
+    misspelled_keys = {misspelled.key for misspelled in _misspelled_keys(case)}
     keys: list[str] = []
     for key in unknown_keys(case.config, case.model):
         in_rope_dict = "." in key
-        names_base = PATTERN_OF_BASE_NAMES.fullmatch(letters_and_digits(key)) is not None
-        if not in_rope_dict and key not in slips and not names_base:
+        is_name_of_base = PATTERN_OF_BASE_NAMES.fullmatch(letters_and_digits(key)) is not None
+        if not in_rope_dict and key not in misspelled_keys and not is_name_of_base:
             keys.append(key)
     keys += _keys_of_other_families(case)
     keys = [key for key in keys if key != TRAINED_KEY]
     if keys:
-        values = ", ".join(f"{key} {in_json_words(case.config.get(key)):.40}" for key in keys[:4])
-        yield Hit(f"posenc does not know what this means for {case.model.model_type}: {values}")
+        values_in_words = ", ".join(
+            f"{key} {in_json_words(case.config.get(key)):.40}" for key in keys[:4]
+        )
+        yield Hit(
+            f"posenc does not know what this means for {case.model.model_type}: {values_in_words}"
+        )
 
 
 def _keys_of_other_families(case: Case) -> list[str]:
     """Return keys that posenc knows and that this family does not read."""
     rotates = case.model.facts.get("rotates", {})
-    is_read = {
+    is_read_by_key = {
         "rope_local_base_freq": case.model.has_rope_dict_per_kind,
         "no_rope_layers": "list" in rotates,
         "rope_ratio": False,
         "no_rope_layer_interval": "list" in rotates or "every" in rotates,
     }
-    return [key for key, read in is_read.items() if case.config.get(key) is not None and not read]
+    return [
+        key
+        for key, is_read in is_read_by_key.items()
+        if case.config.get(key) is not None and not is_read
+    ]

@@ -6,7 +6,7 @@ from posenc.doctor.misreadings import ALL_RUNTIMES, Case
 from posenc.doctor.rule import Hit, rule
 from posenc.runtimes.files.model_folder import paths_inside, read_header
 
-MOST_FILES = 256
+MAX_FILES = 256
 """Weight files whose headers are read; chosen, not derived."""
 TABLE_NAMES = ("inv_freq", "cos_cached", "sin_cached", "freqs_cis")
 
@@ -16,15 +16,18 @@ def report_tables_in_low_precision(case: Case) -> Iterator[Hit]:
     """Report frequencies or tables stored in 16 bits."""
     if case.metadata is not None:
         return
-    for path in paths_inside(case.source.folder, "*.safetensors")[:MOST_FILES]:
-        tables = [
+    for path in paths_inside(case.source.folder, "*.safetensors")[:MAX_FILES]:
+        tables_in_words = [
             f"{name} ({info['dtype']})"
             for name, info in read_header(path)[0].items()
-            if any(table in name for table in TABLE_NAMES) and info.get("dtype") in ("BF16", "F16")
+            if any(table_name in name for table_name in TABLE_NAMES)
+            and info.get("dtype") in ("BF16", "F16")
         ]
-        if tables:
-            more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
-            yield Hit(f"{path.name} stores {tables[0]}{more}", (), ALL_RUNTIMES)
+        if tables_in_words:
+            more_in_words = (
+                f" and {len(tables_in_words) - 1} more" if len(tables_in_words) > 1 else ""
+            )
+            yield Hit(f"{path.name} stores {tables_in_words[0]}{more_in_words}", (), ALL_RUNTIMES)
 
 
 @rule("PD036", "E")

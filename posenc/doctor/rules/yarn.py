@@ -24,19 +24,19 @@ def _runtimes_with_another_temperature(case: Case) -> tuple[str, ...]:
 def report_unread_attention_factor(case: Case) -> Iterator[Hit]:
     """Report a yarn whose attention_factor is not 0.1 ln(factor) + 1, where a runtime does not read
     it."""
-    for name, p in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
-        temperature, factor = p.get("attention_factor"), p.get("factor")
+    for name, rope_dict in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
+        temperature, factor = rope_dict.get("attention_factor"), rope_dict.get("factor")
         if not isinstance(temperature, int | float) or not isinstance(factor, int | float):
             continue
-        usual = float64_formulas.yarn_attention_factor(factor)
-        if not math.isclose(temperature, usual, rel_tol=1e-4):
-            affected = _runtimes_with_another_temperature(case)
-            if affected:
+        usual_temperature = float64_formulas.yarn_attention_factor(factor)
+        if not math.isclose(temperature, usual_temperature, rel_tol=1e-4):
+            affected_runtimes = _runtimes_with_another_temperature(case)
+            if affected_runtimes:
                 yield Hit(
-                    f"{name} has attention_factor {temperature:g}, yarn's own is {usual:.6g}; not "
-                    f"read by {join_runtimes(affected)}",
-                    case.named_and_known(affected),
-                    affected,
+                    f"{name} has attention_factor {temperature:g}, yarn's own is "
+                    f"{usual_temperature:.6g}; not read by {join_runtimes(affected_runtimes)}",
+                    case.named_and_known(affected_runtimes),
+                    affected_runtimes,
                 )
 
 
@@ -44,10 +44,10 @@ def report_unread_attention_factor(case: Case) -> Iterator[Hit]:
 def report_attn_factor(case: Case) -> Iterator[Hit]:
     """Report attn_factor in a rope dict: SGLang multiplies yarn's temperature by it, and no other
     runtime reads it."""
-    for name, p in case.flat_rope_dicts():
-        if "attn_factor" in p:
+    for name, rope_dict in case.flat_rope_dicts():
+        if "attn_factor" in rope_dict:
             yield Hit(
-                f"{name} has attn_factor {in_json_words(p['attn_factor'])}, which SGLang "
+                f"{name} has attn_factor {in_json_words(rope_dict['attn_factor'])}, which SGLang "
                 "multiplies into yarn's own temperature and the others do not read",
                 case.named_runtimes_that_differ(ALL_RUNTIMES, "multiplier", "scale"),
                 case.runtimes_that_differ(ALL_RUNTIMES, "multiplier", "scale") or ALL_RUNTIMES,
@@ -58,12 +58,20 @@ def report_attn_factor(case: Case) -> Iterator[Hit]:
 @rule("PD019", "W")
 def report_mscale_without_partner(case: Case) -> Iterator[Hit]:
     """Report one of mscale and mscale_all_dim without the other."""
-    for name, p in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
-        nonzero_keys = [k for k in ("mscale", "mscale_all_dim") if p.get(k)]
-        zero_keys = [k for k in ("mscale", "mscale_all_dim") if k in p and not p[k]]
+    for name, rope_dict in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
+        nonzero_keys = [
+            mscale_key for mscale_key in ("mscale", "mscale_all_dim") if rope_dict.get(mscale_key)
+        ]
+        zero_keys = [
+            mscale_key
+            for mscale_key in ("mscale", "mscale_all_dim")
+            if mscale_key in rope_dict and not rope_dict[mscale_key]
+        ]
         if len(nonzero_keys) == 1 or zero_keys:
-            stated_keys = [key for key in ("mscale", "mscale_all_dim") if key in p]
-            values_in_words = ", ".join(f"{key} {in_json_words(p[key])}" for key in stated_keys)
+            stated_keys = [key for key in ("mscale", "mscale_all_dim") if key in rope_dict]
+            values_in_words = ", ".join(
+                f"{key} {in_json_words(rope_dict[key])}" for key in stated_keys
+            )
             yield Hit(f"{name} has {values_in_words}: half of a pair", (), ("mlx-lm", "llama.cpp"))
 
 
@@ -71,19 +79,19 @@ def report_mscale_without_partner(case: Case) -> Iterator[Hit]:
 def report_misread_mscale(case: Case) -> Iterator[Hit]:
     """Report mscale and mscale_all_dim, without attention_factor beside them, from which a runtime
     computes another temperature than is meant."""
-    for name, p in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
-        if p.get("mscale") is None and p.get("mscale_all_dim") is None:
+    for name, rope_dict in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
+        if rope_dict.get("mscale") is None and rope_dict.get("mscale_all_dim") is None:
             continue
-        if p.get("attention_factor") is not None or "attn_factor" in p:
+        if rope_dict.get("attention_factor") is not None or "attn_factor" in rope_dict:
             continue
-        affected = _runtimes_with_another_temperature(case)
-        if affected:
+        affected_runtimes = _runtimes_with_another_temperature(case)
+        if affected_runtimes:
             yield Hit(
-                f"{name} has mscale {in_json_words(p.get('mscale'))} and mscale_all_dim "
-                f"{in_json_words(p.get('mscale_all_dim'))}: another temperature in "
-                f"{join_runtimes(affected)}",
-                case.named_and_known(affected),
-                affected,
+                f"{name} has mscale {in_json_words(rope_dict.get('mscale'))} and mscale_all_dim "
+                f"{in_json_words(rope_dict.get('mscale_all_dim'))}: another temperature in "
+                f"{join_runtimes(affected_runtimes)}",
+                case.named_and_known(affected_runtimes),
+                affected_runtimes,
             )
 
 
@@ -93,8 +101,8 @@ def report_mscale_of_latent_attention(case: Case) -> Iterator[Hit]:
     attention_factor of 1.0 beside them: runtimes read these in different ways."""
     if case.metadata is not None or not case.model.is_mla:
         return
-    for name, p in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
-        mscale, mscale_all_dim = p.get("mscale"), p.get("mscale_all_dim")
+    for name, rope_dict in case.rope_dicts_of_type("yarn", "deepseek_yarn"):
+        mscale, mscale_all_dim = rope_dict.get("mscale"), rope_dict.get("mscale_all_dim")
         if mscale != mscale_all_dim:
             yield Hit(
                 f"{name} has mscale {in_json_words(mscale)} and mscale_all_dim "
@@ -102,7 +110,7 @@ def report_mscale_of_latent_attention(case: Case) -> Iterator[Hit]:
                 (),
                 ALL_RUNTIMES,
             )
-        if p.get("attention_factor") == 1.0:
+        if rope_dict.get("attention_factor") == 1.0:
             yield Hit(
                 f"{name} has attention_factor 1.0: vLLM then leaves mscale_all_dim out of the "
                 "softmax scale",
@@ -115,24 +123,25 @@ def report_mscale_of_latent_attention(case: Case) -> Iterator[Hit]:
 def report_unread_yarn_ramp(case: Case) -> Iterator[Hit]:
     """Report truncate false, beta_fast and beta_slow of a yarn, where a runtime does not read
     them."""
-    for name, p in case.rope_dicts_of_type("yarn"):
-        betas = [p.get("beta_fast") or 32, p.get("beta_slow") or 1]
-        fast, slow = betas if all(isinstance(b, int | float) for b in betas) else (32, 1)
-        if p.get("truncate", True) is False:
-            affected = case.runtimes_that_differ(ALL_RUNTIMES, "frequencies")
-            cannot = ""
-            if case.model.model_type == "gpt_oss" and affected:
-                cannot = "; gpt-oss ships so, and it cannot be cured by config"
-            if affected:
+    for name, rope_dict in case.rope_dicts_of_type("yarn"):
+        betas = [rope_dict.get("beta_fast") or 32, rope_dict.get("beta_slow") or 1]
+        beta_fast, beta_slow = betas if all(isinstance(b, int | float) for b in betas) else (32, 1)
+        if rope_dict.get("truncate", True) is False:
+            affected_runtimes = case.runtimes_that_differ(ALL_RUNTIMES, "frequencies")
+            why_incurable = ""
+            if case.model.model_type == "gpt_oss" and affected_runtimes:
+                why_incurable = "; gpt-oss ships so, and it cannot be cured by config"
+            if affected_runtimes:
                 yield Hit(
-                    f"{name} has truncate false, not read by {join_runtimes(affected)}{cannot}",
-                    case.named_and_known(affected),
-                    affected,
+                    f"{name} has truncate false, not read by "
+                    f"{join_runtimes(affected_runtimes)}{why_incurable}",
+                    case.named_and_known(affected_runtimes),
+                    affected_runtimes,
                 )
-        if (fast, slow) != (32, 1):
+        if (beta_fast, beta_slow) != (32, 1):
             yield Hit(
-                f"{name} has beta_fast {fast:g} and beta_slow {slow:g}, which llama.cpp does not "
-                "read",
+                f"{name} has beta_fast {beta_fast:g} and beta_slow {beta_slow:g}, which llama.cpp "
+                "does not read",
                 case.named_runtimes_that_differ(("llama.cpp",), "frequencies"),
                 ("llama.cpp",),
             )
