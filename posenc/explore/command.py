@@ -35,13 +35,13 @@ def explore(
 
     It needs no network, and opens in a browser unless --out names a file.
     """
-    path = out or Path("runs/explore.html")
-    page = page_with_data(None if model is None else page_data_of(model))
-    prepare_page(path, _DATA_ELEMENT[: _DATA_ELEMENT.index("null")])
-    write_atomically(path, page)
-    sys.stderr.write(f"{show_hidden_characters(str(path))}\n")
+    page_path = out or Path("runs/explore.html")
+    html = page_with_data(None if model is None else page_data_of(model))
+    prepare_page(page_path, _DATA_ELEMENT[: _DATA_ELEMENT.index("null")])
+    write_atomically(page_path, html)
+    sys.stderr.write(f"{show_hidden_characters(str(page_path))}\n")
     if out is None and sys.stdout.isatty():
-        webbrowser.open_new_tab(path.resolve().as_uri())
+        webbrowser.open_new_tab(page_path.resolve().as_uri())
 
 
 def page_data_of(path: Path) -> dict[str, Any]:
@@ -80,8 +80,8 @@ def page_with_data(model_data: dict[str, Any] | None) -> str:
 
     The data are JSON in a script element that no browser executes.
     """
-    page = resources.files("posenc.explore").joinpath("explore.html").read_text(encoding="utf-8")
-    assert page.count(_DATA_ELEMENT) == 1
+    html = resources.files("posenc.explore").joinpath("explore.html").read_text(encoding="utf-8")
+    assert html.count(_DATA_ELEMENT) == 1
     # So that no </script> of a config ends the element.
-    data = json.dumps(model_data).replace("<", "\\u003c")
-    return page.replace(_DATA_ELEMENT, _DATA_ELEMENT.replace("null", data))
+    data_as_json = json.dumps(model_data).replace("<", "\\u003c")
+    return html.replace(_DATA_ELEMENT, _DATA_ELEMENT.replace("null", data_as_json))

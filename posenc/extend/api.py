@@ -99,9 +99,11 @@ def run(
     from posenc.report.figure_files import write_page
     from posenc.report.html_page import page_of
 
-    call = f"posenc.extend.run({str(folder)!r}, {to})"
-    written_report = report_of(outcome, call, OUT_OF_DOMAIN_CAUTION if documents is None else None)
-    for line in write_page(page_of(written_report), page_path, figures):
+    call_text = f"posenc.extend.run({str(folder)!r}, {to})"
+    outcome_report = report_of(
+        outcome, call_text, OUT_OF_DOMAIN_CAUTION if documents is None else None
+    )
+    for line in write_page(page_of(outcome_report), page_path, figures):
         warnings.warn(line, stacklevel=2)
     return outcome
 
@@ -109,38 +111,39 @@ def run(
 def extend_and_show(
     folder: Path,
     to: int,
-    texts: list[Path],
+    text_files: list[Path],
     command: str,
-    page: Path | None,
+    page_path: Path | None,
     *,
     out: Path | None,
     method: str | None,
     as_json: bool = False,
-    lm_eval: str | None = None,
-    figures: Path | None = None,
+    lm_eval_tasks: str | None = None,
+    figures_folder: Path | None = None,
     **settings: Any,
 ) -> None:
     """Extend a checkpoint, print the report, and write the page and the figures.
 
-    texts: files of documents; empty for the source of the standard library. command: the line that
-    repeats it. page: None for extend.html in `out`. settings: the other arguments of `extend`.
+    text_files: files of documents; empty for the source of the standard library. command: the
+    line that repeats it. page_path: None for extend.html in `out`. settings: the other arguments of
+    `extend`.
 
     Raises: ValueError for wrong input, before anything is written; RunFailed or NotExported, after
     everything is shown, if the checkpoint that was asked for is not written.
     """
-    if lm_eval is not None:
-        check_lm_eval(lm_eval, out)
+    if lm_eval_tasks is not None:
+        check_lm_eval(lm_eval_tasks, out)
     console = stderr()
-    prepare_outputs(out, page, figures)
-    _refuse_foreign_table(page)
-    documents = read_documents(texts)
+    prepare_outputs(out, page_path, figures_folder)
+    _refuse_foreign_table(page_path)
+    documents = read_documents(text_files)
     not_exported: NotExported | None = None
     try:
         with Narrator(console) as narrate:
             settings |= {
                 "method": method,
                 "out": out,
-                "out_of_domain": not texts,
+                "out_of_domain": not text_files,
                 "progress": narrate,
             }
             outcome = extend(folder, to, documents, **settings)
@@ -149,17 +152,21 @@ def extend_and_show(
         not_exported = error
     except KeyboardInterrupt:
         raise Stopped(_next_start_in_words(settings["options"].state, out)) from None
-    report = report_of(outcome, command, None if texts else OUT_OF_DOMAIN_CAUTION)
+    report = report_of(outcome, command, None if text_files else OUT_OF_DOMAIN_CAUTION)
     print_report(report, as_json)
-    page, figures = prepare_outputs(out, page, figures, is_exported=outcome.proof is not None)
-    _write_page(report, outcome, page, figures)
+    page_path, figures_folder = prepare_outputs(
+        out, page_path, figures_folder, is_exported=outcome.proof is not None
+    )
+    _write_page_and_table(report, outcome, page_path, figures_folder)
     if not_exported is not None:
         raise not_exported
     if outcome.proof is not None and out is not None:
-        _say_written(outcome, out, lm_eval)
+        _say_written(outcome, out, lm_eval_tasks)
     elif out is not None:
-        advice = outcome.reason.partition(". ")[0]
-        raise RunFailed(f"{out} is not written: {advice}. Name a --method to write one anyway.")
+        reason_in_words = outcome.reason.partition(". ")[0]
+        raise RunFailed(
+            f"{out} is not written: {reason_in_words}. Name a --method to write one anyway."
+        )
     elif outcome.recommended not in ("", "none"):
         method_option = "" if method else f" --method {outcome.recommended}"
         print_line(
@@ -167,58 +174,62 @@ def extend_and_show(
         )
 
 
-def _refuse_foreign_table(page: Path | None) -> None:
+def _refuse_foreign_table(page_path: Path | None) -> None:
     """Raise ValueError if the CSV table, which is written next to the page, would replace a file
     with other content."""
-    if page is None:
+    if page_path is None:
         return
-    table = page.with_suffix(".csv")
-    if table.is_file() and not read_file_bytes(table).startswith(
+    table_path = page_path.with_suffix(".csv")
+    if table_path.is_file() and not read_file_bytes(table_path).startswith(
         ",".join(LOSS_TABLE_COLUMNS).encode()
     ):
-        raise ValueError(f"{table} exists already and is no table of this page; name another.")
+        raise ValueError(f"{table_path} exists already and is no table of this page; name another.")
 
 
-def _next_start_in_words(state: Path | None, out: Path | None) -> str:
-    """Return a clause on what the same command would do after Ctrl-C. state: the folder of
+def _next_start_in_words(state_folder: Path | None, out: Path | None) -> str:
+    """Return a clause on what the same command would do after Ctrl-C. state_folder: the folder of
     --state."""
-    if state is None and out is not None:
-        state = default_state_folder(out)
-    has_saved_work = state is not None and any(path.is_file() for path in state.rglob("*"))
+    if state_folder is None and out is not None:
+        state_folder = default_state_folder(out)
+    has_saved_work = state_folder is not None and any(
+        path.is_file() for path in state_folder.rglob("*")
+    )
     if has_saved_work:
         return "the same command goes on from the saved search or tuning"
     return "the same command starts from the beginning"
 
 
-def _write_page(report: Report, outcome: Outcome, page: Path | None, figures: Path | None) -> None:
+def _write_page_and_table(
+    report: Report, outcome: Outcome, page_path: Path | None, figures_folder: Path | None
+) -> None:
     """Write the page with its table, and the figures, where they were asked for."""
-    if page is None and figures is None:
+    if page_path is None and figures_folder is None:
         return
     from posenc.report.figure_files import write_and_announce
     from posenc.report.html_page import page_of
 
-    write_and_announce(page_of(report), page, figures)
-    if page is not None:
-        write_loss_table(outcome, page.with_suffix(".csv"))
+    write_and_announce(page_of(report), page_path, figures_folder)
+    if page_path is not None:
+        write_loss_table(outcome, page_path.with_suffix(".csv"))
 
 
-def _say_written(outcome: Outcome, out: Path, lm_eval: str | None) -> None:
+def _say_written(outcome: Outcome, written_folder: Path, lm_eval_tasks: str | None) -> None:
     """Say on stderr what was written and what was left behind, and run the tasks of lm-eval if
     any."""
     console = stderr()
-    console.print(f"Written and proved: {out}", markup=False)
+    console.print(f"Written and proved: {written_folder}", markup=False)
     if outcome.files_not_copied:
         print_line(console, f"Left behind: {', '.join(outcome.files_not_copied)}")
-    if lm_eval is not None:
-        _run_and_print_lm_eval(outcome, out, lm_eval)
+    if lm_eval_tasks is not None:
+        _run_and_print_lm_eval(outcome, written_folder, lm_eval_tasks)
 
 
-def _run_and_print_lm_eval(outcome: Outcome, written: Path, tasks: str) -> None:
+def _run_and_print_lm_eval(outcome: Outcome, written_folder: Path, task_names: str) -> None:
     """Run lm-eval on the written checkpoint, in the dtype and on the device of the measurements;
     it prints its table, and the line below says where its results are."""
     model = outcome.checkpoint.model
     dtype = str(model.dtype).removeprefix("torch.")
-    results_folder = run_lm_eval(written, tasks, dtype, str(model.device))
+    results_folder = run_lm_eval(written_folder, task_names, dtype, str(model.device))
     stderr().print(f"lm-eval: {results_folder}", markup=False)
 
 
@@ -237,12 +248,12 @@ def write_loss_table(outcome: Outcome, path: Path) -> None:
     write_atomically(path, csv_text(dict(zip(LOSS_TABLE_COLUMNS, columns, strict=True))))
 
 
-def read_documents(texts: list[Path]) -> list[str]:
+def read_documents(text_files: list[Path]) -> list[str]:
     """Read the documents of the files, or the embedded corpus if there are none.
 
     Raises: ValueError for a file that is missing, not UTF-8 or empty.
     """
-    if not texts:
+    if not text_files:
         from posenc.files.find_texts import standard_library_text
 
         return [
@@ -250,7 +261,7 @@ def read_documents(texts: list[Path]) -> list[str]:
             for _, path in standard_library_text().files
         ]
     documents = []
-    for path in texts:
+    for path in text_files:
         if not path.is_file():
             raise ValueError(f"{path}: {'not a file' if path.exists() else 'no such file'}.")
         try:
@@ -262,22 +273,22 @@ def read_documents(texts: list[Path]) -> list[str]:
                 "UTF-8."
             ) from error
     if not documents:
-        raise ValueError(f"{', '.join(map(str, texts))}: no text in it.")
+        raise ValueError(f"{', '.join(map(str, text_files))}: no text in it.")
     return documents
 
 
-def check_lm_eval(tasks: str, out: Path | None) -> None:
+def check_lm_eval(task_names: str, out: Path | None) -> None:
     """Raise ValueError, before anything is measured, unless lm-eval is installed and there is a
-    folder that it can name. tasks: names of lm-eval, between commas."""
+    folder that it can name. task_names: names of lm-eval, between commas."""
     if out is None:
-        raise ValueError(f"--lm-eval {tasks} reads the exported folder: name one with --out.")
+        raise ValueError(f"--lm-eval {task_names} reads the exported folder: name one with --out.")
     if "," in str(out):
         raise ValueError(f"--lm-eval cannot name a folder with a comma in it: {out}.")
     if importlib.util.find_spec("lm_eval") is None:
         raise ValueError(f"--lm-eval: lm_eval is not installed: {LM_EVAL_INSTALL}")
 
 
-def run_lm_eval(folder: Path, tasks: str, dtype: str, device: str) -> Path:
+def run_lm_eval(folder: Path, task_names: str, dtype: str, device: str) -> Path:
     """Run tasks of lm-eval on the folder, in another process that prints its table on stderr.
     Return the folder of its JSON, OUT/lm-eval.
 
@@ -285,14 +296,14 @@ def run_lm_eval(folder: Path, tasks: str, dtype: str, device: str) -> Path:
     """
     results_folder = folder / LM_EVAL_FOLDER
     model_options = f"pretrained={folder.resolve()},dtype={dtype},trust_remote_code=False"
-    options = {
+    command_options = {
         "--model": "hf",
         "--model_args": model_options,
-        "--tasks": tasks,
+        "--tasks": task_names,
         "--device": device,
         "--output_path": str(results_folder.resolve()),
     }
-    command = [sys.executable, "-P", "-m", "lm_eval", *chain.from_iterable(options.items())]
+    command = [sys.executable, "-P", "-m", "lm_eval", *chain.from_iterable(command_options.items())]
     # The table is printed on stderr like all text for people; stdout is for --json.
     completed = subprocess.run(command, stdout=sys.stderr.fileno(), check=False)
     if completed.returncode:

@@ -19,7 +19,7 @@ from posenc.extend.options import Options
 from posenc.frequencies.scalings.lookup import SCALINGS
 from posenc.hf.tune_config import TuneConfig
 
-_NAMES_OF_SCALINGS = ", ".join(
+_SCALINGS_IN_WORDS = ", ".join(
     scaling.extend_method.name for scaling in SCALINGS.values() if scaling.extend_method is not None
 )
 """The methods that are one scaling each."""
@@ -32,7 +32,7 @@ def extend(
     method: Annotated[
         str | None,
         option(
-            f"One method instead of all: none, {_NAMES_OF_SCALINGS}, ntk-1.5x, ntk-2x, by-parts, "
+            f"One method instead of all: none, {_SCALINGS_IN_WORDS}, ntk-1.5x, ntk-2x, by-parts, "
             "yarn, proportional, clip, longrope-switch, search, drope to drop the rotation, or "
             "dual-chunk for vLLM; for learned tables none, interpolate, tile or hierarchical.",
             shown="try all, recommend",
@@ -84,8 +84,8 @@ def extend(
     from posenc.extend.api import extend_and_show
 
     tuning = record_of(TuneConfig, option_values)
-    if ignored := [] if tuning.steps else changed_options(tuning):
-        raise ValueError(f"{', '.join(ignored)}: nothing is tuned without --tune STEPS.")
+    if ignored_options := [] if tuning.steps else changed_options(tuning):
+        raise ValueError(f"{', '.join(ignored_options)}: nothing is tuned without --tune STEPS.")
     options = replace(record_of(Options, option_values), tune=tuning if tuning.steps else None)
     command = shlex.join(["posenc", *sys.argv[1:]])
     extend_and_show(
@@ -98,8 +98,8 @@ def extend(
         out=out,
         options=options,
         as_json=as_json,
-        lm_eval=lm_eval,
+        lm_eval_tasks=lm_eval,
         as_bytes=as_bytes,
         as_ids=as_ids,
-        figures=figures,
+        figures_folder=figures,
     )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from posenc.command_line.errors import RunFailed, one_line
-from posenc.extend.export.folder import ADAPTER, ExportPlan, export_checkpoint
+from posenc.extend.export.folder import ADAPTER_FOLDER, ExportPlan, export_checkpoint
 from posenc.extend.export.prover import Proof, Prover
 from posenc.extend.measure.evaluation import Evaluation, mean_loss_rise, short_windows
 from posenc.extend.measure.losses import NotFinite
@@ -72,11 +72,13 @@ class Outcome:
     def short_text_rises(self) -> dict[str, Estimate]:
         """Return by method how much its loss on texts of the training length, read by themselves,
         is above that of the unchanged model, in nats per token; {} if it was not measured."""
-        losses_before = self.measured["none"][1].short_text_losses
-        if losses_before is None or self.short_documents is None:
+        unchanged_losses = self.measured["none"][1].short_text_losses
+        if unchanged_losses is None or self.short_documents is None:
             return {}
         return {
-            name: mean_loss_rise(losses_before, evaluation.short_text_losses, self.short_documents)
+            name: mean_loss_rise(
+                unchanged_losses, evaluation.short_text_losses, self.short_documents
+            )
             for name, evaluation in self.evaluations().items()
             if evaluation.short_text_losses is not None and name != "none"
         }
@@ -85,16 +87,29 @@ class Outcome:
         """Return True if the fractions of right answers to this task at this length mean something:
         at the shortest length always, beyond it only if some method answers the task there."""
         score_tables = [evaluation.task_scores for evaluation in self.evaluations().values()]
-        shortest = min(at for scores in score_tables for name, at in scores if name == task)
-        scores = [table[task, shortest] for table in score_tables if (task, shortest) in table]
-        return length == shortest or any(
+        shortest_length = min(
+            tested_length
+            for scores in score_tables
+            for name, tested_length in scores
+            if name == task
+        )
+        scores = [
+            table[task, shortest_length]
+            for table in score_tables
+            if (task, shortest_length) in table
+        ]
+        return length == shortest_length or any(
             score.exact_share.mean >= LEAST_LEARNED_EXACT_MATCH for score in scores
         )
 
     def evaluations(self) -> dict[str, Evaluation]:
         """Return all evaluations by name, the tuned checkpoint last."""
-        untuned = {name: evaluation for name, (_, evaluation) in self.measured.items()}
-        return untuned if self.tuned is None else {**untuned, "tuned": self.tuned}
+        evaluation_by_name = {name: evaluation for name, (_, evaluation) in self.measured.items()}
+        return (
+            evaluation_by_name
+            if self.tuned is None
+            else {**evaluation_by_name, "tuned": self.tuned}
+        )
 
 
 class NotExported(RunFailed):
@@ -109,13 +124,13 @@ class NotExported(RunFailed):
 class ExtensionRun:
     """Hold the inputs that the steps of one call of `extend` share.
 
-    windows: the text to measure on. fitting: other text, for search and tuning; None if neither is
-    to run. encode: text to tokens, for tasks in words; None without a tokenizer.
+    windows: the text to measure on. fitting_windows: other text, for search and tuning; None
+    if neither is to run. encode: text to tokens, for tasks in words; None without a tokenizer.
     """
 
     checkpoint: Checkpoint
     windows: Windows
-    fitting: Windows | None
+    fitting_windows: Windows | None
     options: Options
     progress: Progress
     encode: Encode | None
@@ -173,16 +188,18 @@ def extend(
     )
     vocab_size = checkpoint.config.vocab_size
     encode = make_text_encoder(checkpoint.folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
-    to_fit, to_measure = split_for_fitting_and_measuring(documents, to)
-    windows = sample_windows(encode, to_measure, to, options.windows)
-    fitting = _fitting_windows(checkpoint, encode, to_fit, to, method, options)
+    documents_to_fit, documents_to_measure = split_for_fitting_and_measuring(documents, to)
+    windows = sample_windows(encode, documents_to_measure, to, options.windows)
+    fitting_windows = _fitting_windows(checkpoint, encode, documents_to_fit, to, method, options)
     if options.state is None and out is not None:
         options = replace(options, state=default_state_folder(out))
-    run = ExtensionRun(checkpoint, windows, fitting, options, progress, None if as_ids else encode)
+    run = ExtensionRun(
+        checkpoint, windows, fitting_windows, options, progress, None if as_ids else encode
+    )
     with _state_lock(run), Prover() as prover:
         if out is not None and options.tune is None:
             prover.start()  # imports while variants are measured; during tuning it would only wait
-        builders = variant_builders(checkpoint, to, method, fitting, options, progress)
+        builders = variant_builders(checkpoint, to, method, fitting_windows, options, progress)
         measured, not_measured = _measure_variants(run, builders, method)
         judge = partial(
             recommend,
@@ -210,24 +227,24 @@ def _fitting_windows(
     checkpoint: Checkpoint,
     encode: Encode,
     documents: Sequence[str],
-    to: int,
+    new_length: int,
     method: str | None,
     options: Options,
 ) -> Windows | None:
     """Sample the windows that search and tuning read; None if neither of them is to run."""
-    searches = bool(checkpoint.rope_settings) and needs_search(method, options)
-    if not searches and options.tune is None:
+    is_searched = bool(checkpoint.rope_settings) and needs_search(method, options)
+    if not is_searched and options.tune is None:
         return None
     num_windows = NUM_SEARCH_WINDOWS  # tuning alone takes as many at least; a number chosen
     if options.tune is not None:
         num_windows = max(num_windows, options.tune.steps * options.tune.batch)
-    return sample_windows(encode, documents, to, num_windows)
+    return sample_windows(encode, documents, new_length, num_windows)
 
 
 def _state_lock(run: ExtensionRun) -> AbstractContextManager[object]:
     """Return a context manager that locks the folder of the restart state, in which only search and
     tuning write; it does nothing if neither of them is to run."""
-    if run.fitting is None or run.options.state is None:
+    if run.fitting_windows is None or run.options.state is None:
         return nullcontext()
     return folder_locked(run.options.state)
 
@@ -235,13 +252,13 @@ def _state_lock(run: ExtensionRun) -> AbstractContextManager[object]:
 def _method_to_export(outcome: Outcome, method: str | None, options: Options) -> str | None:
     """Return the name of the method to tune and export; None to leave the model as it is."""
     if method is not None:
-        chosen = method
+        chosen_name = method
     elif options.tune is not None:
         # Tuning may make a method better than what is best before it.
-        chosen = best_method(outcome.measured, options)
+        chosen_name = best_method(outcome.measured, options)
     else:
-        chosen = outcome.recommended
-    return None if chosen in ("", "none") else chosen
+        chosen_name = outcome.recommended
+    return None if chosen_name in ("", "none") else chosen_name
 
 
 def _export_and_judge(
@@ -298,10 +315,10 @@ def _load_in_requested_dtype(folder: str | Path, options: Options) -> Checkpoint
 
     Raises: ValueError, for a masked model, if its tokenizer has no mask token.
     """
-    dtype = options.precision
-    if dtype == "auto" and options.tune is not None:
-        dtype = "float32"  # steps of a small rate are lost where weights have eight bits
-    checkpoint = load_checkpoint(folder, dtype=dtype, device=options.device)
+    dtype_name = options.precision
+    if dtype_name == "auto" and options.tune is not None:
+        dtype_name = "float32"  # steps of a small rate are lost where weights have eight bits
+    checkpoint = load_checkpoint(folder, dtype=dtype_name, device=options.device)
     if checkpoint.masked:
         require_mask_token_id(checkpoint.folder)  # raises before anything is measured
     return checkpoint
@@ -318,18 +335,20 @@ def _measure_variants(
     """
     measured: dict[str, tuple[Variant, Evaluation]] = {}
     not_measured: dict[str, str] = {}
-    for done, (name, build) in enumerate(builders.items()):
+    for num_done, (name, build) in enumerate(builders.items()):
 
-        def report_progress(what: str, share: float, done: int = done, name: str = name) -> None:
+        def report_progress(
+            what: str, share: float, num_done: int = num_done, name: str = name
+        ) -> None:
             """Report the progress of one variant as a part of the whole run."""
-            run.progress(f"{name}: {what}", (done + share) / len(builders))
+            run.progress(f"{name}: {what}", (num_done + share) / len(builders))
 
         try:
             variant = build()
             evaluation = run.measure(variant, report_progress)
         except Exception as error:  # a family's code may raise anything for what it does not expect
-            explains_itself = isinstance(error, ValueError)
-            reason = " ".join(str(error).split()) if explains_itself else one_line(error)
+            is_for_the_user = isinstance(error, ValueError)
+            reason = " ".join(str(error).split()) if is_for_the_user else one_line(error)
             if name == "none" and isinstance(error, NotFinite):
                 raise ValueError(f"{run.checkpoint.folder}: as it is, {reason}.") from error
             if isinstance(error, OSError) and name == method:  # of the disk, not of the model
@@ -343,32 +362,32 @@ def _measure_variants(
 
 
 def tune_and_export(
-    run: ExtensionRun, outcome: Outcome, chosen: Variant, out: Path, prover: Prover
+    run: ExtensionRun, outcome: Outcome, chosen_variant: Variant, out: Path, prover: Prover
 ) -> None:
     """Tune a measured variant if requested, write it to `out` and prove it; the results are put
     into `outcome`."""
     checkpoint = run.checkpoint
-    tuning = run.options.tune
+    tune_config = run.options.tune
     # A model without rope settings has a table of learned positions, which is among its weights:
     # every method that extends it changes them.
-    weights_changed = tuning is not None or not checkpoint.rope_settings
+    weights_changed = tune_config is not None or not checkpoint.rope_settings
     teacher = None
-    if tuning is not None and tuning.distill and not checkpoint.masked:
+    if tune_config is not None and tune_config.distill and not checkpoint.masked:
         teacher = copy.deepcopy(checkpoint.model)  # before it is stretched
     # A map of positions is a server's: its config is written for the model as trained.
-    stretched_model = settings_applied(checkpoint.model, chosen.settings, outcome.target)
-    with stretched_model if chosen.server_keys else chosen.applied():
-        if tuning is not None:
-            outcome.tuning_losses = _tune_stretched_model(run, chosen, tuning, teacher)
+    stretched_model = settings_applied(checkpoint.model, chosen_variant.settings, outcome.target)
+    with stretched_model if chosen_variant.server_keys else chosen_variant.applied():
+        if tune_config is not None:
+            outcome.tuning_losses = _tune_stretched_model(run, chosen_variant, tune_config, teacher)
         if weights_changed:
             _round_to_stored_dtype(checkpoint)
-        if tuning is not None:
-            tuned_variant = replace(chosen, applied=lambda: nullcontext(checkpoint.model))
+        if tune_config is not None:
+            tuned_variant = replace(chosen_variant, applied=lambda: nullcontext(checkpoint.model))
             outcome.tuned = run.measure(tuned_variant, run.progress)
         # Slightly beyond the training length, so that the proof is quick for large models.
         tokens = run.windows.tokens[:1, : checkpoint.trained_length + 64]
         tokens = tokens.to(torch.int64).contiguous()
-        plan = _export_plan(run, outcome, chosen, weights_changed=weights_changed)
+        plan = _export_plan(run, outcome, chosen_variant, weights_changed=weights_changed)
         outcome.config_diff, outcome.proof = export_checkpoint(
             checkpoint, out, prover, tokens, plan
         )
@@ -376,41 +395,43 @@ def tune_and_export(
 
 
 def _export_plan(
-    run: ExtensionRun, outcome: Outcome, chosen: Variant, *, weights_changed: bool
+    run: ExtensionRun, outcome: Outcome, chosen_variant: Variant, *, weights_changed: bool
 ) -> ExportPlan:
     """Return the description of the export. weights_changed: True if the weights in memory are not
     those of the checkpoint's folder."""
-    tuning = run.options.tune
+    tune_config = run.options.tune
     return ExportPlan(
-        f"{chosen.name}, {chosen.summary}",
+        f"{chosen_variant.name}, {chosen_variant.summary}",
         outcome.target,
-        chosen.cache_safe,
+        chosen_variant.cache_safe,
         weights_changed=weights_changed,
-        server_keys=chosen.server_keys,
-        adapter=_adapter_folder(run) if tuning is not None and tuning.adapter else None,
+        server_keys=chosen_variant.server_keys,
+        adapter_folder=_adapter_folder(run)
+        if tune_config is not None and tune_config.adapter
+        else None,
     )
 
 
 def _names_not_copied(folder: Path, out: Path) -> list[str]:
     """Return the sorted names of files in the old folder that the new one lacks."""
-    copied = {path.name for path in out.iterdir()}
-    return sorted(path.name for path in folder.iterdir() if path.name not in copied)
+    copied_names = {path.name for path in out.iterdir()}
+    return sorted(path.name for path in folder.iterdir() if path.name not in copied_names)
 
 
 def _tune_stretched_model(
-    run: ExtensionRun, chosen: Variant, tuning: TuneConfig, teacher: Any
+    run: ExtensionRun, chosen_variant: Variant, tune_config: TuneConfig, teacher: Any
 ) -> list[float]:
     """Tune the stretched model in place and return the losses. teacher: the model before it was
     stretched, whose predictions are kept; None to learn only from the text."""
     checkpoint = run.checkpoint
-    assert run.fitting is not None
+    assert run.fitting_windows is not None
     mask_token = require_mask_token_id(checkpoint.folder) if checkpoint.masked else None
-    short_share = 1.0 if chosen.name == DROPE else tuning.short_share
+    short_share = 1.0 if chosen_variant.name == DROPE else tune_config.short_share
     return tune(
         checkpoint.model,
-        run.fitting,
+        run.fitting_windows,
         checkpoint.trained_length,
-        replace(tuning, short_share=short_share),
+        replace(tune_config, short_share=short_share),
         _tuning_folder(run),
         run.progress,
         mask_token,
@@ -427,7 +448,7 @@ def _tuning_folder(run: ExtensionRun) -> Path:
 
 def _adapter_folder(run: ExtensionRun) -> Path:
     """Return the folder in which tuning saves the adapter until the export copies it."""
-    return _tuning_folder(run) / ADAPTER
+    return _tuning_folder(run) / ADAPTER_FOLDER
 
 
 def _round_to_stored_dtype(checkpoint: Checkpoint) -> None:

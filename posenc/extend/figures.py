@@ -37,18 +37,18 @@ def curve_plots(outcome: Outcome) -> Iterator[Plot]:
     styles = line_styles(list(evaluations))
     train_length = outcome.checkpoint.trained_length
     edges = next(iter(evaluations.values())).edges
-    middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
+    bucket_middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
 
     def curve_chart(x_label: str, y_label: str, curves: Curves, ticks: Sequence[int]) -> Chart:
         """Return the chart of one curve per method. ticks: of the axis x, in tokens."""
         points = {name: ([*curve], [*curve.values()]) for name, curve in curves.items()}
         data = long_table(x_label, y_label, points)
-        look = {"styles": styles, "ticks": ticks, "train_length": train_length}
-        return Chart(data, partial(curves_by_length, **look))
+        draw_arguments = {"styles": styles, "ticks": ticks, "train_length": train_length}
+        return Chart(data, partial(curves_by_length, **draw_arguments))
 
     position_label = "position in the window, tokens"
     by_position = {
-        name: dict(zip(middles, _means(evaluation.loss_by_position), strict=True))
+        name: dict(zip(bucket_middles, _means(evaluation.loss_by_position), strict=True))
         for name, evaluation in evaluations.items()
     }
     yield Plot(
@@ -67,7 +67,7 @@ def curve_plots(outcome: Outcome) -> Iterator[Plot]:
             name="loss-by-context",
         )
     entropies = {
-        name: dict(zip(middles, evaluation.entropy_by_bucket, strict=True))
+        name: dict(zip(bucket_middles, evaluation.entropy_by_bucket, strict=True))
         for name, evaluation in evaluations.items()
         if evaluation.entropy_by_bucket
     }
@@ -116,20 +116,23 @@ def count_unfinished_pairs(setting: RopeSetting) -> int:
     )
 
 
-def wavelength_chart(outcome: Outcome, base: RopeSetting) -> Chart:
+def wavelength_chart(outcome: Outcome, unchanged_setting: RopeSetting) -> Chart:
     """Return a chart of wavelength by pair of channels, for every method with frequencies of its
-    own. base: the setting of the unchanged model for the kind of layers to draw."""
+    own. unchanged_setting: the setting of the unchanged model for the kind of layers to draw."""
     curves = {}
     for name, (variant, _) in outcome.measured.items():
         if not variant.settings or variant.needs_special_runtime:
             continue
-        setting = next(s for s in variant.settings if s.layer_type == base.layer_type)
+        setting = next(s for s in variant.settings if s.layer_type == unchanged_setting.layer_type)
         inv_freq = np.array([float(f) for f in setting.frequencies(outcome.target).inv_freq])
         (rotating_pairs,) = np.nonzero(inv_freq > 0)
         curves[name] = (rotating_pairs, 2 * np.pi / inv_freq[rotating_pairs])
     data = long_table("pair of channels, fastest first", "wavelength, tokens", curves)
-    look = {"styles": line_styles([*outcome.measured]), "train_length": base.original_length}
-    return Chart(data, partial(_draw_wavelengths, **look))
+    draw_arguments = {
+        "styles": line_styles([*outcome.measured]),
+        "train_length": unchanged_setting.original_length,
+    }
+    return Chart(data, partial(_draw_wavelengths, **draw_arguments))
 
 
 def _draw_wavelengths(data: Data, styles: Mapping[str, LineStyle], train_length: int) -> Figure:
@@ -160,19 +163,21 @@ def passkey_plots(outcome: Outcome) -> Iterator[Plot]:
     lengths_and_depths = set().union(*grids.values())
     lengths = sorted({length for length, _ in lengths_and_depths})
     depths = sorted({depth for _, depth in lengths_and_depths})
-    cells = []
+    rows = []
     for name, grid in grids.items():
         for depth, length in itertools.product(depths, lengths):
             share = grid.get((length, depth), math.nan)
-            cells.append((name, length, f"{100 * depth:.0f} %", share))
-    header = (PANEL, "length of the text, tokens", "depth of the key", "tokens right")
-    data: Data = dict[str, Any](zip(header, zip(*cells, strict=True), strict=True))
-    means = {name: sum(grid.values()) / len(grid) for name, grid in grids.items()}
+            rows.append((name, length, f"{100 * depth:.0f} %", share))
+    column_names = (PANEL, "length of the text, tokens", "depth of the key", "tokens right")
+    data: Data = dict[str, Any](zip(column_names, zip(*rows, strict=True), strict=True))
+    mean_by_method = {name: sum(grid.values()) / len(grid) for name, grid in grids.items()}
     yield Plot(
         Chart(data, _draw_passkeys),
         "Percent of a random key's tokens that are right, by depth of the key (0 %: at the start) "
         "and length of the text.",
-        "; ".join(f"{name}: {100 * mean:.0f} % on average" for name, mean in means.items()),
+        "; ".join(
+            f"{name}: {100 * mean:.0f} % on average" for name, mean in mean_by_method.items()
+        ),
         name="passkeys",
         wide=len(grids) > 2,
     )
@@ -180,7 +185,7 @@ def passkey_plots(outcome: Outcome) -> Iterator[Plot]:
 
 def _draw_passkeys(data: Data) -> Figure:
     """Draw a square per method, depths down and lengths across, with the percent in each cell."""
-    x_label, y_label, unit = axis_names(data)
+    x_label, y_label, share_label = axis_names(data)
     grids = split_by_series(data, PANEL)
     num_columns = min(4, len(grids))
     num_rows = -(-len(grids) // num_columns)
@@ -192,7 +197,7 @@ def _draw_passkeys(data: Data) -> Figure:
         for axes in panels.flat:
             axes.set_axis_off()
         for axes, (name, grid) in zip(panels.flat, grids.items(), strict=False):
-            shares = grid[unit].reshape(len(depths), len(lengths))
+            shares = grid[share_label].reshape(len(depths), len(lengths))
             axes.set_axis_on()
             axes.grid(False)
             # The same colours in all panels, so that the one colour bar is true for each.
@@ -204,7 +209,7 @@ def _draw_passkeys(data: Data) -> Figure:
                 axes.text(x, y, **_percent_text(share), ha="center", va="center", fontsize=8)
         drawing.supxlabel(x_label, fontsize=9.5)
         drawing.supylabel(y_label, fontsize=9.5)
-        drawing.colorbar(image, ax=panels, label=unit, shrink=0.8)  # pyright: ignore
+        drawing.colorbar(image, ax=panels, label=share_label, shrink=0.8)  # pyright: ignore
     return drawing
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from posenc.command_line.options import require_choice
 from posenc.extend.export.folder import (
-    SERVE,
+    SERVE_FILE,
     sentence_transformers_files,
     settings_text,
 )
@@ -151,7 +151,7 @@ def _clean_up_finished_export(out: Path) -> str:
     delete the restart state of that command, and return a clause that says so for the refusal.
     Otherwise return ""."""
     state_folder = default_state_folder(out)
-    if not (state_folder.exists() and (out / SERVE).exists()):
+    if not (state_folder.exists() and (out / SERVE_FILE).exists()):
         return ""
     remove_folder(state_folder)
     return ": it is written and proved, only its page is not, since the command was stopped"

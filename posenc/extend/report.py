@@ -242,7 +242,7 @@ def _proof_facts(proof: Proof) -> dict[str, object]:
         "rows of a padded batch against each by itself": (
             "not compared" if padding_error is None else f"{padding_error:.1e}"
         ),
-        "tokens generated past the old length": proof.generated,
+        "tokens generated past the old length": proof.num_generated,
     }
 
 

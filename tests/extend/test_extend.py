@@ -74,7 +74,7 @@ def assert_export_is_proved(family: str, tmp_path: Path) -> None:
     assert proof.logits_error < 1e-5
     assert proof.decode_error < 1e-4
     assert proof.padding_error is not None and proof.padding_error < 1e-4
-    assert proof.generated == 8
+    assert proof.num_generated == 8
     changed = {line[2:].partition(":")[0] for line in outcome.config_diff}
     positions = "max_position_embeddings rope_parameters rope_scaling rope_theta head_dim "
     positions += "posenc_trained_length sliding_window_pattern rope_local_base_freq"
@@ -118,7 +118,7 @@ PROVED = {
     "logits_error": 0.0,
     "decode_error": 0.0,
     "padding_error": 0.0,
-    "generated": 8,
+    "num_generated": 8,
 }
 
 
@@ -224,11 +224,11 @@ def test_padding_is_compared_or_said_not_to_be(llama, tmp_path, monkeypatch, und
 
 
 def test_a_proof_allows_what_single_precision_moves_at_these_positions_and_no_more():
-    moved = {"logits_error": 3e-5, "logits_moved_by_frequency_error": 1e-4}
+    moved = {"logits_error": 3e-5, "logits_change_by_frequency_error": 1e-4}
     assert Proof(**PROVED | moved).failures(cache_safe=True) == []
     assert Proof(**PROVED | moved | {"logits_error": 2e-4}).failures(cache_safe=True)
     assert Proof(**PROVED | {"logits_error": 3e-5}).failures(cache_safe=True)
-    assert Proof(**PROVED | moved | {"logits_moved_by_frequency_error": math.nan}).failures(
+    assert Proof(**PROVED | moved | {"logits_change_by_frequency_error": math.nan}).failures(
         cache_safe=True
     )
 

@@ -222,5 +222,5 @@ def test_a_folder_for_figures_that_cannot_be_written_is_refused_first(tmp_path):
             None,
             out=None,
             method=None,
-            figures=tmp_path / "taken",
+            figures_folder=tmp_path / "taken",
         )

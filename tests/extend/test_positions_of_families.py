@@ -257,7 +257,7 @@ def test_drope_writes_layers_that_do_not_rotate_and_recalibrates_at_the_training
     )
     assert "it has no layer that rotates" in (out / "SERVE.md").read_text(encoding="utf-8")
     assert lengths == {LENGTH}
-    assert outcome.proof is not None and outcome.proof.generated == 8
+    assert outcome.proof is not None and outcome.proof.num_generated == 8
     model = transformers.AutoModelForCausalLM.from_pretrained(out)
     assert model.config.no_rope_layers == [0, 0, 0, 0]
     tokens = torch.arange(TARGET)[None]

@@ -33,7 +33,8 @@ from posenc.runtimes.writers.recipes import (
     what_changes_with_length,
 )
 
-SERVE, ADAPTER = "SERVE.md", "adapter"
+SERVE_FILE = "SERVE.md"
+ADAPTER_FOLDER = "adapter"
 GENERATION_CONFIG_FILE = "generation_config.json"
 DTYPE_KEYS = ("dtype", "torch_dtype")
 """Keys for the dtype of the stored weights; running in another dtype does not change them."""
@@ -58,7 +59,7 @@ class ExportPlan:
     cache_safe: True if step-by-step decoding must equal one pass.
     weights_changed: True if the weights differ from those of the original folder.
     server_keys: keys of config.json, with their values, by which a server maps positions.
-    adapter: folder of LoRA adapters to include; None for none.
+    adapter_folder: folder of LoRA adapters to include; None for none.
     """
 
     method: str
@@ -66,7 +67,7 @@ class ExportPlan:
     cache_safe: bool = True
     weights_changed: bool = False
     server_keys: Mapping[str, Any] = field(default_factory=dict)
-    adapter: Path | None = None
+    adapter_folder: Path | None = None
 
 
 def export_checkpoint(
@@ -85,19 +86,19 @@ def export_checkpoint(
     Returns: the lines in which the two configs differ, and the proof.
     Raises: RunFailed if stock transformers computes something else.
     """
-    with new_folder(out) as temporary:
-        write_weights_and_config(checkpoint, temporary, weights_changed=plan.weights_changed)
-        copy_tokenizer(checkpoint.folder, temporary, plan.new_length)
-        raise_generation_limit(temporary, checkpoint.trained_length, plan.new_length)
-        copy_sentence_transformers_files(checkpoint.folder, temporary, plan.new_length)
-        if plan.adapter is not None:
-            make_subfolder(temporary / ADAPTER)
-            for path in plan.adapter.iterdir():
-                copy_file(path, temporary / ADAPTER / path.name)
-        config, serve_page = _config_and_serving_page(checkpoint, temporary, out.name, plan)
-        write_atomically(temporary / "config.json", settings_text(config, "config.json"))
-        write_atomically(temporary / SERVE, serve_page)
-        proof = prove(checkpoint, temporary, prover, tokens)
+    with new_folder(out) as temporary_folder:
+        write_weights_and_config(checkpoint, temporary_folder, weights_changed=plan.weights_changed)
+        copy_tokenizer(checkpoint.folder, temporary_folder, plan.new_length)
+        increase_generation_limit(temporary_folder, checkpoint.trained_length, plan.new_length)
+        copy_sentence_transformers_files(checkpoint.folder, temporary_folder, plan.new_length)
+        if plan.adapter_folder is not None:
+            make_subfolder(temporary_folder / ADAPTER_FOLDER)
+            for path in plan.adapter_folder.iterdir():
+                copy_file(path, temporary_folder / ADAPTER_FOLDER / path.name)
+        config, serve_page = _config_and_serving_page(checkpoint, temporary_folder, out.name, plan)
+        write_atomically(temporary_folder / "config.json", settings_text(config, "config.json"))
+        write_atomically(temporary_folder / SERVE_FILE, serve_page)
+        proof = prove(checkpoint, temporary_folder, prover, tokens)
         if failures := proof.failures(cache_safe=plan.cache_safe):
             raise RunFailed(f"not exported, the proof failed: {'; '.join(failures)}.")
     return config_changes(_original_config_with_defaults(checkpoint, config), config), proof
@@ -121,18 +122,22 @@ def write_weights_and_config(
     the dtype and the shards of the original.
     """
     model = checkpoint.model
-    files = weight_files(checkpoint.folder)
+    original_files = weight_files(checkpoint.folder)
     if weights_changed:
         # One file stays one, however long its table gets.
-        shard_bytes = max(path.stat().st_size for path in files) if len(files) > 1 else sys.maxsize
-        model.save_pretrained(folder, safe_serialization=True, max_shard_size=shard_bytes)
+        max_shard_bytes = (
+            max(path.stat().st_size for path in original_files)
+            if len(original_files) > 1
+            else sys.maxsize
+        )
+        model.save_pretrained(folder, safe_serialization=True, max_shard_size=max_shard_bytes)
         for path in folder.glob("*.safetensors"):  # safetensors ignores the umask
             path.chmod((folder / "config.json").stat().st_mode)
         return
-    for path in files:
+    for path in original_files:
         copy_file(path, folder / path.name)
-    if (index := checkpoint.folder / INDEX_FILE).exists() and len(files) > 1:
-        copy_file(index, folder / INDEX_FILE)
+    if (index_file := checkpoint.folder / INDEX_FILE).exists() and len(original_files) > 1:
+        copy_file(index_file, folder / INDEX_FILE)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
 
@@ -144,33 +149,35 @@ def _is_text_of_larger_model(checkpoint: Checkpoint, *, weights_changed: bool) -
     return isinstance(checkpoint.raw_config.get("text_config"), dict) and not weights_changed
 
 
-def _nest_text_config(raw: Mapping[str, Any], text_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of the larger model, `raw`, with the new config of its text model inside.
-    The part for images keeps its weights, so it keeps its config."""
+def _nest_text_config(
+    raw_config: Mapping[str, Any], text_config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the config of the larger model, `raw_config`, with the new config of its text model
+    inside. The part for images keeps its weights, so it keeps its config."""
     outer_keys = ("architectures", "transformers_version")
     inner_config = {key: value for key, value in text_config.items() if key not in outer_keys}
-    return {**raw, "text_config": inner_config}
+    return {**raw_config, "text_config": inner_config}
 
 
 def _config_and_serving_page(
-    checkpoint: Checkpoint, folder: Path, name: str, plan: ExportPlan
+    checkpoint: Checkpoint, folder: Path, folder_name: str, plan: ExportPlan
 ) -> tuple[dict[str, Any], str]:
     """Return the content of config.json and the text of SERVE.md. folder: where transformers 5 has
-    written the config of the model in memory. name: the final name of the folder."""
+    written the config of the model in memory. folder_name: the final name of the folder."""
     saved_config = {
         k: v for k, v in read_json(folder / "config.json").items() if k not in DTYPE_KEYS
     }
-    raw = checkpoint.raw_config
+    raw_config = checkpoint.raw_config
     is_nested = _is_text_of_larger_model(checkpoint, weights_changed=plan.weights_changed)
-    text_config = raw["text_config"] if is_nested else raw
+    text_config = raw_config["text_config"] if is_nested else raw_config
     saved_config |= {k: v for k, v in text_config.items() if k in DTYPE_KEYS}
     recipe, meaning = config_to_write(saved_config, plan.new_length)
     if is_nested:
-        recipe = replace(recipe, config=_nest_text_config(raw, recipe.config))
+        recipe = replace(recipe, config=_nest_text_config(raw_config, recipe.config))
     if meaning is None:
         auto_class = "AutoModelForMaskedLM" if checkpoint.masked else "AutoModelForCausalLM"
         serve_page = page_without_emulators(
-            name,
+            folder_name,
             plan.new_length,
             recipe.name,
             auto_class,
@@ -179,7 +186,7 @@ def _config_and_serving_page(
         return recipe.config, serve_page
     export = Export(
         folder=folder,
-        name=name,
+        name=folder_name,
         method=plan.method,
         trained_length=checkpoint.trained_length,
         new_length=plan.new_length,
@@ -187,21 +194,21 @@ def _config_and_serving_page(
         meaning=meaning,
         saved_config=saved_config,
         original_folder=None if plan.weights_changed else checkpoint.folder,
-        original_config=None if plan.weights_changed else raw,
+        original_config=None if plan.weights_changed else raw_config,
     )
     if plan.server_keys:
         return {**recipe.config, **plan.server_keys}, dual_chunk_page(export, plan.server_keys)
     return recipe.config, serving_page(export)
 
 
-def raise_generation_limit(folder: Path, train_length: int, new_length: int) -> None:
+def increase_generation_limit(folder: Path, train_length: int, new_length: int) -> None:
     """Raise max_length in the folder's generation_config.json to `new_length` tokens if it is at
     least `train_length`; a lower limit was chosen on purpose, and stays. Without the file or the
     key nothing is written."""
     path = folder / GENERATION_CONFIG_FILE
     limit = read_json(path).get("max_length") if path.exists() else None
     if isinstance(limit, int) and not isinstance(limit, bool) and limit >= train_length:
-        raise_limit(path, "max_length", new_length)
+        increase_limit(path, "max_length", new_length)
 
 
 def copy_tokenizer(source: Path, target: Path, new_length: int) -> None:
@@ -210,23 +217,25 @@ def copy_tokenizer(source: Path, target: Path, new_length: int) -> None:
     for path in tokenizer_files(source):
         if not (target / path.name).exists():
             copy_file(path, target / path.name)
-    raise_limit(target / "tokenizer_config.json", "model_max_length", new_length)
+    increase_limit(target / "tokenizer_config.json", "model_max_length", new_length)
 
 
-def config_to_write(saved: Mapping[str, Any], new_length: int) -> tuple[Recipe, Meaning | None]:
+def config_to_write(
+    saved_config: Mapping[str, Any], new_length: int
+) -> tuple[Recipe, Meaning | None]:
     """Return the config.json to write, as a recipe, and what its rotary keys mean.
 
     The weights are not changed, so no temperature is folded into them.
 
     Args:
-        saved: config.json as transformers 5 writes it.
+        saved_config: config.json as transformers 5 writes it.
         new_length: the new length in tokens.
 
     The meaning is None for families without rotary keys and those unknown to posenc: only
     transformers is known to read them.
     """
     # The code that auto_map names is not in the new folder.
-    config = {k: v for k, v in saved.items() if k != "auto_map"}
+    config = {k: v for k, v in saved_config.items() if k != "auto_map"}
     if not config.get("rope_parameters"):
         return Recipe("no rotary keys: its positions are in the weights", config), None
     if not model_of(config).is_known:
@@ -237,8 +246,8 @@ def config_to_write(saved: Mapping[str, Any], new_length: int) -> tuple[Recipe, 
     try:
         recipe = best_recipe(config, meaning)
     except ValueError:
-        reasons = reasons_for_disagreement(config, meaning.computed, RUNTIMES)
-        recipe = Recipe("the dialect of transformers 5", config, cannot=reasons)
+        reason_by_runtime = reasons_for_disagreement(config, meaning.computed, RUNTIMES)
+        recipe = Recipe("the dialect of transformers 5", config, cannot=reason_by_runtime)
     if meaning_of(recipe.config).trained_length != meaning.trained_length:
         config_with_length = {**recipe.config, TRAINED_KEY: meaning.trained_length}
         recipe = replace(recipe, config=config_with_length)
@@ -253,16 +262,18 @@ def sentence_transformers_files(source: Path) -> list[tuple[str, Path]]:
     """
     if not (source / MODULES_FILE).is_file():
         return []
-    files = [
+    names_and_paths = [
         (name, path_inside(source, name, "sentence-transformers"))
         for name in SENTENCE_TRANSFORMERS_FILES
         if (source / name).exists()
     ]
     for folder in _module_folders(source):
-        for file in MODULE_FILES:
-            if (source / folder / file).exists():
-                files.append((f"{folder}/{file}", path_inside(source / folder, file, MODULES_FILE)))
-    return files
+        for file_name in MODULE_FILES:
+            if (source / folder / file_name).exists():
+                names_and_paths.append(
+                    (f"{folder}/{file_name}", path_inside(source / folder, file_name, MODULES_FILE))
+                )
+    return names_and_paths
 
 
 def copy_sentence_transformers_files(source: Path, target: Path, new_length: int) -> list[str]:
@@ -274,16 +285,16 @@ def copy_sentence_transformers_files(source: Path, target: Path, new_length: int
     files = sentence_transformers_files(source)
     if not files:
         return []
-    folders = _module_folders(source)
-    for name in folders:
+    folder_names = _module_folders(source)
+    for name in folder_names:
         make_subfolder(target / name)
     for name, path in files:
         copy_file(path, target / name)
-    raise_limit(target / SENTENCE_LENGTH_FILE, "max_seq_length", new_length)
-    return folders
+    increase_limit(target / SENTENCE_LENGTH_FILE, "max_seq_length", new_length)
+    return folder_names
 
 
-def raise_limit(path: Path, key: str, new_length: int) -> None:
+def increase_limit(path: Path, key: str, new_length: int) -> None:
     """Raise the number at `key` of a JSON file to `new_length` tokens, if the file exists and has a
     lower one there."""
     settings = read_json(path) if path.exists() else {}
@@ -292,13 +303,15 @@ def raise_limit(path: Path, key: str, new_length: int) -> None:
         write_atomically(path, settings_text({**settings, key: new_length}, path.name))
 
 
-def settings_text(content: dict[str, Any], name: str) -> str:
+def settings_text(settings: dict[str, Any], file_name: str) -> str:
     """Return the text of a JSON file of settings. Raise ValueError, naming the file, for NaN or an
     infinity, which strict readers refuse."""
     try:
-        return strict_json(content, indent=2) + "\n"
+        return strict_json(settings, indent=2) + "\n"
     except ValueError as error:
-        raise ValueError(f"{name}: {error}. Give a number there, or delete the key.") from error
+        raise ValueError(
+            f"{file_name}: {error}. Give a number there, or delete the key."
+        ) from error
 
 
 def _module_folders(source: Path) -> list[str]:
@@ -307,10 +320,19 @@ def _module_folders(source: Path) -> list[str]:
     path = path_inside(source, MODULES_FILE, "sentence-transformers")
     try:
         modules = parse_bounded_json(read_file_text(path))
-        names = [module["path"] for module in modules]
+        folder_names = [module["path"] for module in modules]
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path}: expected a list of modules with a path each.") from error
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or "\\" in name or name == "..":
-            raise ValueError(f"{path}: {name!r} is not a folder next to it.")
-    return [name for name in names if name and (source / name).is_dir()]
+    for folder_name in folder_names:
+        if (
+            not isinstance(folder_name, str)
+            or Path(folder_name).name != folder_name
+            or "\\" in folder_name
+            or folder_name == ".."
+        ):
+            raise ValueError(f"{path}: {folder_name!r} is not a folder next to it.")
+    return [
+        folder_name
+        for folder_name in folder_names
+        if folder_name and (source / folder_name).is_dir()
+    ]

@@ -21,7 +21,7 @@ from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.model_rotation import rotary_frequencies
 from posenc.hf.transformers_compat import cache_argument_name
 
-FREQUENCY_ERROR = 1e-6
+MAX_FREQUENCY_ERROR = 1e-6
 """Largest relative error of a frequency. A config carries a float32's seven digits, and a reader
 rounds them to float32 again."""
 MAX_LAST_BITS_APART = 16
@@ -42,26 +42,28 @@ class Proof:
     padding_error: float | None
     """Largest difference between rows of a padded batch, decoded too, and each row by itself. None
     where it cannot be compared: no mask, a mask that the family reads past, few tokens."""
-    generated: int
+    num_generated: int
     """Tokens generated past the old length."""
     rounding: float = 0.0
     """The value of the largest logit's last bit in half precision; 0 in float32."""
-    logits_moved_by_frequency_error: float = 0.0
-    """How far logits move at these positions if frequencies are off by FREQUENCY_ERROR."""
-    largest: float = 1.0
+    logits_change_by_frequency_error: float = 0.0
+    """How far logits move at these positions if frequencies are off by MAX_FREQUENCY_ERROR."""
+    largest_logit: float = 1.0
     """The largest logit: if it is below 1, decoding may differ by less in proportion."""
 
     def failures(self, *, cache_safe: bool) -> list[str]:
         """Return in words which checks failed and what would pass; empty if the export is
         proved."""
-        rounding_bound = max(1e-3 * min(1.0, self.largest), MAX_LAST_BITS_APART * self.rounding)
+        rounding_bound = max(
+            1e-3 * min(1.0, self.largest_logit), MAX_LAST_BITS_APART * self.rounding
+        )
         # Without a safe cache, decoding is expected to differ by any amount.
         decoding_bound = rounding_bound if cache_safe else math.inf
-        logits_bound = max(1e-5, self.rounding, self.logits_moved_by_frequency_error)
+        logits_bound = max(1e-5, self.rounding, self.logits_change_by_frequency_error)
         advice_on_method = "another --method may pass"
         advice_on_precision = "--precision float32 may pass"
         checks = [
-            ("frequencies are", self.inv_freq_error, FREQUENCY_ERROR, advice_on_method),
+            ("frequencies are", self.inv_freq_error, MAX_FREQUENCY_ERROR, advice_on_method),
             ("logits are", self.logits_error, logits_bound, advice_on_method),
             ("decoding with the cache is", self.decode_error, decoding_bound, advice_on_precision),
             (
@@ -103,7 +105,7 @@ class Prover:
         return self._process
 
     def compare(
-        self, folder: Path, expected: dict[str, Tensor], model: Any, *, masked: bool
+        self, folder: Path, expected_tensors: dict[str, Tensor], model: Any, *, masked: bool
     ) -> Proof:
         """Compare the folder with expected tensors (frequencies, tokens, logits), in the dtype and
         on the device of the model.
@@ -111,7 +113,7 @@ class Prover:
         Raises: RunFailed where the folder does not load there.
         """
         expected_file = Path(self._scratch.name) / "expected.safetensors"
-        write_atomically(expected_file, save(expected))
+        write_atomically(expected_file, save(expected_tensors))
         objective = "masked" if masked else "causal"
         dtype = str(model.dtype).removeprefix("torch.")
         cache_name = cache_argument_name(model)
@@ -124,16 +126,16 @@ class Prover:
             cache_name,
         ]
         process = self.start()
-        output, errors = process.communicate(json.dumps(reader_arguments))
+        stdout_text, stderr_text = process.communicate(json.dumps(reader_arguments))
         if process.returncode:
-            last_lines = errors.strip().splitlines()[-1:] or ["no message"]
+            last_lines = stderr_text.strip().splitlines()[-1:] or ["no message"]
             raise RunFailed(
                 f"the exported folder does not load in stock transformers: {last_lines[0]}"
             )
         eps = 0.0 if model.dtype == torch.float32 else torch.finfo(model.dtype).eps
-        largest = float(expected["logits"].abs().max())
-        differences = json.loads(output.splitlines()[-1])
-        return Proof(**differences, rounding=eps * largest, largest=largest)
+        largest_logit = float(expected_tensors["logits"].abs().max())
+        differences = json.loads(stdout_text.splitlines()[-1])
+        return Proof(**differences, rounding=eps * largest_logit, largest_logit=largest_logit)
 
     def __enter__(self) -> "Prover":
         return self
@@ -151,29 +153,29 @@ def prove(checkpoint: Checkpoint, folder: Path, prover: Prover, tokens: Tensor) 
     memory. tokens: (1, length), the text on which logits are compared."""
     model = checkpoint.model
     # Before the model runs: some frequencies change with the length that was read last.
-    expected = {
+    expected_tensors = {
         f"inv_freq/{layer_type or ''}": inv_freq.cpu().clone()
         for layer_type, (inv_freq, _) in rotary_frequencies(model).items()
     }
     logits = model(tokens.to(model.device)).logits
-    expected |= {"tokens": tokens, "logits": logits.cpu().contiguous()}
-    proof = prover.compare(folder, expected, model, masked=checkpoint.masked)
+    expected_tensors |= {"tokens": tokens, "logits": logits.cpu().contiguous()}
+    proof = prover.compare(folder, expected_tensors, model, masked=checkpoint.masked)
     return replace(
-        proof, logits_moved_by_frequency_error=_logits_change_by_frequency_error(model, tokens)
+        proof, logits_change_by_frequency_error=_logits_change_by_frequency_error(model, tokens)
     )
 
 
 def _logits_change_by_frequency_error(model: Any, tokens: Tensor) -> float:
-    """Return the largest change of a logit if all frequencies are off by FREQUENCY_ERROR, plus that
-    if every second one is off in the other direction. The frequencies are restored."""
+    """Return the largest change of a logit if all frequencies are off by MAX_FREQUENCY_ERROR, plus
+    that if every second one is off in the other direction. The frequencies are restored."""
     frequencies = [inv_freq for inv_freq, _ in rotary_frequencies(model).values()]
     exact_frequencies = [inv_freq.clone() for inv_freq in frequencies]
     logits_change = 0.0
     logits = model(tokens.to(model.device)).logits
     for sign in (1, -1):
         for inv_freq, exact in zip(frequencies, exact_frequencies, strict=True):
-            inv_freq *= 1 + FREQUENCY_ERROR
-            inv_freq[1::2] = exact[1::2] * (1 + sign * FREQUENCY_ERROR)
+            inv_freq *= 1 + MAX_FREQUENCY_ERROR
+            inv_freq[1::2] = exact[1::2] * (1 + sign * MAX_FREQUENCY_ERROR)
         logits_change += float((model(tokens.to(model.device)).logits - logits).abs().max())
         for inv_freq, exact in zip(frequencies, exact_frequencies, strict=True):
             inv_freq.copy_(exact)

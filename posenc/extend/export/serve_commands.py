@@ -23,7 +23,7 @@ from posenc.runtimes.writers.both_dialects import KEYS_WRITTEN_ANEW
 from posenc.runtimes.writers.overrides import override_options
 from posenc.runtimes.writers.recipes import Recipe, what_changes_with_length
 
-PACKAGES = {"transformers-5": "transformers>=5", "transformers-4": "transformers>=4.56,<5"}
+REQUIREMENTS = {"transformers-5": "transformers>=5", "transformers-4": "transformers>=4.56,<5"}
 """Requirement for pip of each version of transformers."""
 LENGTH_KEY = "max_position_embeddings"
 KEYS_OF_LOADED_CONFIG = ("rope_parameters", "original_max_position_embeddings", LENGTH_KEY)
@@ -67,8 +67,12 @@ class Export:
     def correct_runtimes(self) -> tuple[str, ...]:
         """Return the names of the runtimes that know the model and compute the right rotation from
         the folder."""
-        known = emulate(self.recipe.config)
-        return tuple(n for n in RUNTIMES if known[n].is_known and n not in self.recipe.cannot)
+        computed_by_name = emulate(self.recipe.config)
+        return tuple(
+            name
+            for name in RUNTIMES
+            if computed_by_name[name].is_known and name not in self.recipe.cannot
+        )
 
 
 def serving_lines(runtime: str, folder: str, max_len: int) -> Iterator[str]:
@@ -80,8 +84,8 @@ def serving_lines(runtime: str, folder: str, max_len: int) -> Iterator[str]:
     if runtime == "vllm":
         yield from code_block("sh", f"vllm serve {quoted_folder} --max-model-len {max_len}")
     elif runtime == "sglang":
-        launch = f"python -m sglang.launch_server --model-path {quoted_folder}"
-        yield from code_block("sh", f"{launch} --context-length {max_len}")
+        launch_command = f"python -m sglang.launch_server --model-path {quoted_folder}"
+        yield from code_block("sh", f"{launch_command} --context-length {max_len}")
     elif runtime == "mlx-lm":
         yield from code_block("sh", f"mlx_lm.server --model {quoted_folder}")
     else:
@@ -93,11 +97,11 @@ def loading_lines(
 ) -> Iterator[str]:
     """Yield the lines that load a folder with transformers.
 
-    runtime: the version, a key of PACKAGES. auto_class: name of the class that loads the folder.
+    runtime: the version, a key of REQUIREMENTS. auto_class: the class that loads the folder.
     """
-    yield from code_block("sh", f'pip install "{PACKAGES[runtime]}"')
-    call = f"model = {auto_class}.from_pretrained({json.dumps(folder)})"
-    yield from code_block("python", f"from transformers import {auto_class}", "", call)
+    yield from code_block("sh", f'pip install "{REQUIREMENTS[runtime]}"')
+    call_text = f"model = {auto_class}.from_pretrained({json.dumps(folder)})"
+    yield from code_block("python", f"from transformers import {auto_class}", "", call_text)
 
 
 def code_block(language: str, *lines: str) -> Iterator[str]:
@@ -112,7 +116,7 @@ def llama_cpp_lines(export: Export) -> Iterator[str]:
     rest, and serve it."""
     reason_against = export.recipe.cannot.get("llama.cpp")
     file_name = "model.gguf"
-    steps = [f"python convert_hf_to_gguf.py {shlex.quote(export.name)} --outfile {file_name}"]
+    commands = [f"python convert_hf_to_gguf.py {shlex.quote(export.name)} --outfile {file_name}"]
     if reason_against is not None:
         yield f"The converter loses something: {reason_against}."
         reason = why_not_editable(export.recipe, export.meaning)
@@ -121,9 +125,9 @@ def llama_cpp_lines(export: Export) -> Iterator[str]:
             return
         yield "The doctor writes it into the GGUF file:"
         config_path = shlex.quote(f"{export.name}/config.json")
-        steps.append(f"posenc doctor {file_name} --like {config_path} --fix --out fixed.gguf")
+        commands.append(f"posenc doctor {file_name} --like {config_path} --fix --out fixed.gguf")
         file_name = "fixed.gguf"
-    yield from code_block("sh", *steps, f"llama-server -m {file_name} -c {export.new_length}")
+    yield from code_block("sh", *commands, f"llama-server -m {file_name} -c {export.new_length}")
     yield "For Ollama, a Modelfile of two lines, and `ollama create NAME -f Modelfile`:"
     yield from code_block("text", f"FROM ./{file_name}", f"PARAMETER num_ctx {export.new_length}")
 
@@ -134,35 +138,35 @@ def why_not_editable(recipe: Recipe, meaning: Meaning) -> str:
     reason = what_changes_with_length(meaning)
     if reason:
         return reason
-    bases = {kind: float(p["rope_theta"]) for kind, p in meaning.parameters.items()}
+    base_by_kind = {kind: float(p["rope_theta"]) for kind, p in meaning.parameters.items()}
     try:
-        meta = converted_metadata(model_of(recipe.config))
-        gguf_edit.plan_edit(meta, meaning.computed, bases, meaning.max_length)
+        metadata = converted_metadata(model_of(recipe.config))
+        gguf_edit.plan_edit(metadata, meaning.computed, base_by_kind, meaning.max_length)
     except (RefusedError, ValueError) as refused:
         return str(refused).rstrip(".")
     return ""
 
 
 def lines_without_copy(
-    export: Export, runtime: str, source: Path, original_config: Mapping[str, Any]
+    export: Export, runtime: str, original_folder: Path, original_config: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield the lines to serve the extension from the original folder, or a line that says why that
     is not possible.
 
-    runtime: a name such as "vllm". source: the original folder. original_config: its config.json.
+    runtime: a name such as "vllm". original_config: config.json of original_folder.
     """
     yield ""
     try:
-        code_lines = list(_code_lines(export, runtime, source, original_config))
+        code_lines = list(_code_lines(export, runtime, original_folder, original_config))
     except ValueError as error:
-        yield f"From `{source}` without this copy: not possible, {str(error).rstrip('.')}."
+        yield f"From `{original_folder}` without this copy: not possible, {str(error).rstrip('.')}."
         return
-    yield f"The same from `{source}`, without this copy:"
+    yield f"The same from `{original_folder}`, without this copy:"
     yield from code_lines
 
 
 def _code_lines(
-    export: Export, runtime: str, source: Path, original_config: Mapping[str, Any]
+    export: Export, runtime: str, original_folder: Path, original_config: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield the lines of the code block that serves the original folder, with the new rotary keys
     or options.
@@ -170,12 +174,12 @@ def _code_lines(
     The arguments are those of `lines_without_copy`. Raises: ValueError if the runtime cannot
     compute the extension from the original folder.
     """
-    folder_as_json = json.dumps(str(source))
-    quoted_folder = shlex.quote(str(source))
+    folder_as_json = json.dumps(str(original_folder))
+    quoted_folder = shlex.quote(str(original_folder))
     if runtime in KEYS_BY_RUNTIME:
-        changed = changed_rotary_keys(export, runtime, original_config)
+        changed_keys = changed_rotary_keys(export, runtime, original_config)
         if runtime == "mlx-lm":
-            load_line = f"model, tokenizer = load({folder_as_json}, model_config={changed!r})"
+            load_line = f"model, tokenizer = load({folder_as_json}, model_config={changed_keys!r})"
             yield from code_block("python", "from mlx_lm import load", "", load_line)
             return
         yield from code_block(
@@ -183,22 +187,22 @@ def _code_lines(
             "from transformers import AutoConfig, AutoModelForCausalLM",
             "",
             f"config = AutoConfig.from_pretrained({folder_as_json})",
-            *(f"config.{key} = {value!r}" for key, value in changed.items()),
+            *(f"config.{key} = {value!r}" for key, value in changed_keys.items()),
             f"model = AutoModelForCausalLM.from_pretrained({folder_as_json}, config=config)",
         )
     elif runtime == "llama.cpp":
-        options = llama_cpp_options(original_config, export.meaning)
+        options_text = llama_cpp_options(original_config, export.meaning)
         yield from code_block(
-            "sh", f"llama-server -m original.gguf -c {export.new_length} {options}"
+            "sh", f"llama-server -m original.gguf -c {export.new_length} {options_text}"
         )
     else:
         if changes_in_words := what_changes_with_length(export.meaning):
             raise ValueError(f"{changes_in_words} is read otherwise there")
-        options = override_options(original_config, export.meaning, runtime)
-        server = (
+        options_text = override_options(original_config, export.meaning, runtime)
+        serve_command = (
             "vllm serve" if runtime == "vllm" else "python -m sglang.launch_server --model-path"
         )
-        yield from code_block("sh", f"{server} {quoted_folder} {options}")
+        yield from code_block("sh", f"{serve_command} {quoted_folder} {options_text}")
 
 
 def changed_rotary_keys(
@@ -211,26 +215,29 @@ def changed_rotary_keys(
 
     Raises: ValueError where it would compute something else with them.
     """
-    target = export.saved_config if runtime == "transformers-5" else export.recipe.config
-    changed = {
-        k: target.get(k)
+    new_config = export.saved_config if runtime == "transformers-5" else export.recipe.config
+    changed_keys = {
+        k: new_config.get(k)
         for k in KEYS_BY_RUNTIME[runtime]
-        if target.get(k) != original_config.get(k)
+        if new_config.get(k) != original_config.get(k)
     }
-    merged = {**original_config, **changed}
+    merged_config = {**original_config, **changed_keys}
     if runtime == "transformers-5":
-        merged.pop("rope_scaling", None)  # loading moved it into rope_parameters
+        merged_config.pop("rope_scaling", None)  # loading moved it into rope_parameters
     elif runtime in export.recipe.cannot:
         raise ValueError(export.recipe.cannot[runtime])
-    if not emulate(merged, names=[runtime])[runtime].is_known:
+    if not emulate(merged_config, names=[runtime])[runtime].is_known:
         raise ValueError("it has no such model")
     if not what_changes_with_length(export.meaning):
-        reasons = reasons_for_disagreement(merged, export.meaning.computed, [runtime])
-        if reasons:
-            raise ValueError(reasons[runtime])
-    if runtime == "transformers-4" and "rotary_emb_base" in changed:
-        changed["rope_theta"] = changed["rotary_emb_base"]  # which loading has copied by then
-    return changed
+        reason_by_runtime = reasons_for_disagreement(
+            merged_config, export.meaning.computed, [runtime]
+        )
+        if reason_by_runtime:
+            raise ValueError(reason_by_runtime[runtime])
+    if runtime == "transformers-4" and "rotary_emb_base" in changed_keys:
+        # Loading has copied the one into the other by then.
+        changed_keys["rope_theta"] = changed_keys["rotary_emb_base"]
+    return changed_keys
 
 
 def llama_cpp_options(original_config: Mapping[str, Any], meaning: Meaning) -> str:
@@ -241,12 +248,12 @@ def llama_cpp_options(original_config: Mapping[str, Any], meaning: Meaning) -> s
     if set(meaning.parameters) != {"all"} or what_changes_with_length(meaning):
         raise ValueError("its command line accepts only one set of static frequencies")
     rotary_dim = _rotary_dim_of_unscaled_file(original_config)
-    target = meaning.computed.layers["all"]
+    target_rotation = meaning.computed.layers["all"]
     parameters = meaning.parameters["all"]
-    for option in (_base_option, _linear_option, _yarn_option):
-        text = option(target, rotary_dim, parameters)
-        if text is not None:
-            return text
+    for option_for in (_base_option, _linear_option, _yarn_option):
+        options_text = option_for(target_rotation, rotary_dim, parameters)
+        if options_text is not None:
+            return options_text
     raise ValueError("its options cover only a base, linear and yarn")
 
 
@@ -257,53 +264,61 @@ def _rotary_dim_of_unscaled_file(original_config: Mapping[str, Any]) -> int:
     come on top of it.
     """
     try:
-        meta = converted_metadata(model_of(original_config))
+        metadata = converted_metadata(model_of(original_config))
     except RefusedError as refused:
         raise ValueError(f"its converter stops: {refused}") from refused
-    plain_file = meta.rope_freqs is None and meta.factors_long is None and meta.attn_factor == 1
-    if not plain_file or meta.scaling_type == "yarn" or meta.scaling_factor != 1:
+    has_no_factors = (
+        metadata.rope_freqs is None and metadata.factors_long is None and metadata.attn_factor == 1
+    )
+    if not has_no_factors or metadata.scaling_type == "yarn" or metadata.scaling_factor != 1:
         raise ValueError("the original already has a scaling")
-    return meta.dimension_count
+    return metadata.dimension_count
 
 
 def _base_option(
-    target: LayerRotation, rotary_dim: int, parameters: Mapping[str, Any]
+    target_rotation: LayerRotation, rotary_dim: int, parameters: Mapping[str, Any]
 ) -> str | None:
     """Return the llama.cpp option of another base; None if no base gives the frequencies
-    `target`."""
-    base = _base_of_plain_rope(target, rotary_dim)
+    `target_rotation`."""
+    base = _base_of_plain_rope(target_rotation, rotary_dim)
     return None if base is None else f"--rope-freq-base {base:.9g}"
 
 
 def _linear_option(
-    target: LayerRotation, rotary_dim: int, parameters: Mapping[str, Any]
+    target_rotation: LayerRotation, rotary_dim: int, parameters: Mapping[str, Any]
 ) -> str | None:
     """Return the llama.cpp options that divide all frequencies by one factor; None if that does not
-    give the frequencies `target`."""
+    give the frequencies `target_rotation`."""
     factor = _scaling_factor(parameters)
-    unscaled = float64_formulas.unscaled_frequencies(rotary_dim, float(parameters["rope_theta"]))
+    unscaled_frequencies = float64_formulas.unscaled_frequencies(
+        rotary_dim, float(parameters["rope_theta"])
+    )
     if not _rotate_alike(
-        target, LayerRotation(float64_formulas.divide_each(unscaled, [factor] * len(unscaled)))
+        target_rotation,
+        LayerRotation(
+            float64_formulas.divide_each(unscaled_frequencies, [factor] * len(unscaled_frequencies))
+        ),
     ):
         return None
     return f"--rope-scaling linear --rope-scale {factor:.9g}"
 
 
 def _yarn_option(
-    target: LayerRotation, rotary_dim: int, parameters: Mapping[str, Any]
+    target_rotation: LayerRotation, rotary_dim: int, parameters: Mapping[str, Any]
 ) -> str | None:
-    """Return the llama.cpp options of YaRN; None if it does not give the frequencies `target`."""
+    """Return the llama.cpp options of YaRN; None if it does not give `target_rotation`."""
     if parameters["rope_type"] != "yarn":
         return None
     factor = _scaling_factor(parameters)
     original_length = parameters["original_max_position_embeddings"]
     beta_fast = float(parameters.get("beta_fast") or 32)
     beta_slow = float(parameters.get("beta_slow") or 1)
-    yarn = float64_formulas.yarn_frequencies(
+    yarn_frequencies = float64_formulas.yarn_frequencies(
         rotary_dim, float(parameters["rope_theta"]), factor, original_length, beta_fast, beta_slow
     )
     if not _rotate_alike(
-        target, LayerRotation(yarn, float64_formulas.yarn_attention_factor(factor))
+        target_rotation,
+        LayerRotation(yarn_frequencies, float64_formulas.yarn_attention_factor(factor)),
     ):
         return None
     return (
@@ -317,16 +332,16 @@ def _scaling_factor(parameters: Mapping[str, Any]) -> float:
     return float(parameters.get("factor") or 1.0)
 
 
-def _base_of_plain_rope(target: LayerRotation, rotary_dim: int) -> float | None:
+def _base_of_plain_rope(target_rotation: LayerRotation, rotary_dim: int) -> float | None:
     """Return the base of plain RoPE with these frequencies; None if no base has them."""
-    if len(target.inv_freq) < 2 or not target.inv_freq[1]:
+    if len(target_rotation.inv_freq) < 2 or not target_rotation.inv_freq[1]:
         return None
     # inv_freq[i] is base^(-2 i / dim).
-    base = target.inv_freq[1] ** (-rotary_dim / 2)
+    base = target_rotation.inv_freq[1] ** (-rotary_dim / 2)
     return (
         base
         if _rotate_alike(
-            target, LayerRotation(float64_formulas.unscaled_frequencies(rotary_dim, base))
+            target_rotation, LayerRotation(float64_formulas.unscaled_frequencies(rotary_dim, base))
         )
         else None
     )
@@ -335,7 +350,7 @@ def _base_of_plain_rope(target: LayerRotation, rotary_dim: int) -> float | None:
 def _rotate_alike(a: LayerRotation, b: LayerRotation) -> bool:
     """Return True if two layers rotate alike: the same frequencies and multiplier, to a
     millionth."""
-    pairs = zip((*a.inv_freq, a.multiplier), (*b.inv_freq, b.multiplier), strict=True)
+    number_pairs = zip((*a.inv_freq, a.multiplier), (*b.inv_freq, b.multiplier), strict=True)
     return len(a.inv_freq) == len(b.inv_freq) and all(
-        math.isclose(x, y, rel_tol=1e-6) for x, y in pairs
+        math.isclose(x, y, rel_tol=1e-6) for x, y in number_pairs
     )

@@ -19,7 +19,7 @@ from posenc.runtimes.position_record import LayerKind, record_of_meaning
 from posenc.runtimes.weights.fold import why_not_foldable
 from posenc.runtimes.writers.recipes import best_recipe, what_changes_with_length
 
-TITLES = {
+TITLE_BY_RUNTIME = {
     "transformers-5": "transformers 5",
     "transformers-4": "transformers 4",
     "vllm": "vLLM",
@@ -54,25 +54,25 @@ def page_without_emulators(
         *loading_lines("transformers-5", folder_name, auto_class),
     ]
     if for_sentence_transformers:
-        call = f"model = SentenceTransformer({json.dumps(folder_name)})"
+        call_text = f"model = SentenceTransformer({json.dumps(folder_name)})"
         lines += [
             "",
             "For embeddings of sentences:",
             *code_block("sh", INSTALL_SENTENCE_TRANSFORMERS),
         ]
         lines += code_block(
-            "python", "from sentence_transformers import SentenceTransformer", "", call
+            "python", "from sentence_transformers import SentenceTransformer", "", call_text
         )
     return "\n".join(lines) + "\n"
 
 
-def dual_chunk_page(export: Export, extra: Mapping[str, Any]) -> str:
+def dual_chunk_page(export: Export, dual_chunk_keys: Mapping[str, Any]) -> str:
     """Return the text of SERVE.md for dual chunk attention, which older releases of vLLM run.
 
-    extra: the keys of config.json that turn it on, with their values.
+    dual_chunk_keys: the keys of config.json that turn it on, with their values.
     """
-    overrides = {**extra, "max_position_embeddings": export.new_length}
-    folder = shlex.quote(export.name)
+    overrides = {**dual_chunk_keys, "max_position_embeddings": export.new_length}
+    quoted_folder = shlex.quote(export.name)
     quoted_overrides = shlex.quote(json.dumps(overrides))
     serve_options = f"--max-model-len {export.new_length} --enforce-eager"
     lines = [
@@ -84,15 +84,15 @@ def dual_chunk_page(export: Export, extra: Mapping[str, Any]) -> str:
         "By its code, which posenc has read and not run, vLLM 0.8.5 to 0.10 computes it, on the "
         "engine that 0.11 took out:",
         "",
-        *code_block("sh", f"{DUAL_CHUNK_VARIABLES} vllm serve {folder} {serve_options}"),
+        *code_block("sh", f"{DUAL_CHUNK_VARIABLES} vllm serve {quoted_folder} {serve_options}"),
     ]
     if export.original_folder is not None:
-        source = shlex.quote(str(export.original_folder))
+        quoted_original_folder = shlex.quote(str(export.original_folder))
         lines += ["", f"The same from `{export.original_folder}`, without this copy:"]
         lines += code_block(
             "sh",
-            f"{DUAL_CHUNK_VARIABLES} vllm serve {source} --hf-overrides {quoted_overrides} "
-            f"{serve_options}",
+            f"{DUAL_CHUNK_VARIABLES} vllm serve {quoted_original_folder} --hf-overrides "
+            f"{quoted_overrides} {serve_options}",
         )
     lines += [
         "",
@@ -107,7 +107,7 @@ def dual_chunk_page(export: Export, extra: Mapping[str, Any]) -> str:
 def serving_page(export: Export) -> str:
     """Return the text of SERVE.md for a model that posenc's emulators know."""
     lines = [f"# Serve {export.name}", "", *_meaning_lines(export), "", *_table_lines(export)]
-    for name, title in TITLES.items():
+    for name, title in TITLE_BY_RUNTIME.items():
         lines += ["", f"## {title}", "", *_runtime_lines(export, name)]
     return "\n".join(lines) + "\n"
 
@@ -136,10 +136,10 @@ def _layers_in_words(kind: LayerKind) -> str:
     """Return the rotation of one kind of layers in words: how many channels rotate, how slowly at
     least, and the factor of cos and sin."""
     name = "all layers" if kind.name == "all" else kind.name
-    slowest = min((f for f in kind.inv_freq if f), default=0.0)
+    slowest_frequency = min((f for f in kind.inv_freq if f), default=0.0)
     return (
         f"{name}: {kind.rotary_dim} channels of each head rotate, the slowest pair by "
-        f"{slowest:.6g} radians per position; cos and sin times {kind.multiplier:.6g}"
+        f"{slowest_frequency:.6g} radians per position; cos and sin times {kind.multiplier:.6g}"
     )
 
 
@@ -163,7 +163,7 @@ def _runtime_lines(export: Export, runtime: str) -> Iterator[str]:
     """Yield the lines on how to serve the export with a runtime: from the new folder and, if its
     weights are those of the original, from the original folder.
 
-    runtime: a key of TITLES, such as "vllm".
+    runtime: a key of TITLE_BY_RUNTIME, such as "vllm".
     """
     computed = emulate(export.recipe.config, names=[runtime])[runtime]
     reason = export.recipe.cannot.get(runtime)
@@ -185,14 +185,14 @@ def _runtime_lines(export: Export, runtime: str) -> Iterator[str]:
 
 def _fix_lines(export: Export, runtime: str) -> Iterator[str]:
     """Yield the lines with the command that writes a copy which a runtime reads correctly, or a
-    sentence that none exists. runtime: a key of TITLES, such as "vllm"."""
+    sentence that none exists. runtime: a key of TITLE_BY_RUNTIME, such as "vllm"."""
     if what_changes_with_length(export.meaning):
         yield f"`posenc doctor {export.name} --fix --length N --out NEW` writes the frequencies of "
         yield "N tokens for all lengths."
         return
-    may_fold = not why_not_foldable(export.folder, export.meaning.model)
+    is_foldable = not why_not_foldable(export.folder, export.meaning.model)
     try:
-        recipe = best_recipe(export.recipe.config, export.meaning, (runtime,), fold=may_fold)
+        recipe = best_recipe(export.recipe.config, export.meaning, (runtime,), fold=is_foldable)
     except ValueError:
         recipe = None
     if recipe is None or recipe.cannot:

@@ -15,9 +15,9 @@ from typing import Any
 
 if __name__ == "__main__":
     # Before the imports, which take seconds and would go on if the parent were killed.
-    def end_with_parent(parent: int) -> None:
-        """End this process soon after the process `parent`, even in the middle of work."""
-        while os.getppid() == parent:
+    def end_with_parent(parent_pid: int) -> None:
+        """End this process soon after the process `parent_pid`, even in the middle of work."""
+        while os.getppid() == parent_pid:
             time.sleep(0.2)
         os._exit(1)
 
@@ -27,7 +27,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-ROW, PADDING, STEPS = 32, 5, 3
+NUM_ROW_TOKENS, NUM_PADDING_TOKENS, NUM_STEPS = 32, 5, 3
 """Tokens of the longer row of a padded batch, those that the shorter row lacks, and those that are
 decoded one by one."""
 FAMILIES_THAT_READ_PADDING = ("convbert", "mobilebert")
@@ -56,21 +56,23 @@ def largest_relative_error(computed: torch.Tensor, expected: torch.Tensor) -> fl
 
 
 def logits_in_steps(
-    model: torch.nn.Module, tokens: torch.Tensor, steps: int, cache_name: str | None
+    model: torch.nn.Module, tokens: torch.Tensor, num_steps: int, cache_name: str | None
 ) -> torch.Tensor:
-    """Return the logits of the last `steps` of these tokens, (batch, steps, vocab). The model reads
-    them one by one through its KV cache, after all others at once; nothing is sampled.
+    """Return the logits of the last `num_steps` of these tokens, (batch, num_steps, vocab). The
+    model reads them one by one through its KV cache, after all others at once; nothing is sampled.
 
-    cache: the name of the KV cache in the arguments and in the output of the model, None without.
+    cache_name: that of the KV cache in the arguments and in the output of the model, None without.
     Raises: ValueError for a model without a cache.
     """
     if cache_name is None:
         raise ValueError(f"{type(model).__name__} takes no KV cache: decoding cannot be proved")
-    out = model(tokens[:, :-steps], use_cache=True)
+    model_output = model(tokens[:, :-num_steps], use_cache=True)
     logits_by_step = []
-    for i in range(tokens.shape[1] - steps, tokens.shape[1]):
-        out = model(tokens[:, i : i + 1], use_cache=True, **{cache_name: out[cache_name]})
-        logits_by_step.append(out.logits)
+    for i in range(tokens.shape[1] - num_steps, tokens.shape[1]):
+        model_output = model(
+            tokens[:, i : i + 1], use_cache=True, **{cache_name: model_output[cache_name]}
+        )
+        logits_by_step.append(model_output.logits)
     return torch.cat(logits_by_step, dim=1)
 
 
@@ -84,8 +86,8 @@ class ForcedTokens(transformers.LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         step = input_ids.shape[1] - self.prompt_len
-        forced = torch.full_like(scores, -torch.inf)
-        return forced.scatter(1, self.tokens[:, step : step + 1], 0.0)
+        forced_scores = torch.full_like(scores, -torch.inf)
+        return forced_scores.scatter(1, self.tokens[:, step : step + 1], 0.0)
 
 
 def padding_error(model: Any, tokens: torch.Tensor, objective: str) -> float | None:
@@ -99,52 +101,60 @@ def padding_error(model: Any, tokens: torch.Tensor, objective: str) -> float | N
     if "attention_mask" not in inspect.signature(model.forward).parameters:
         return None
     if model.config.model_type in FAMILIES_THAT_READ_PADDING or tokens.shape[1] < 2 * (
-        PADDING + STEPS
+        NUM_PADDING_TOKENS + NUM_STEPS
     ):
         return None
-    long = tokens[:, :ROW]
-    short = long[:, PADDING:]  # other tokens than those at the same places of the long row
-    rows = (long, short)
+    long_row = tokens[:, :NUM_ROW_TOKENS]
+    # Other tokens than those at the same places of the long row.
+    short_row = long_row[:, NUM_PADDING_TOKENS:]
+    rows = (long_row, short_row)
     logits_alone = [model(row).logits[0] for row in rows]
-    padding = long[:, :PADDING]  # a token like any other: only the mask says that it is padding
-    ones = torch.ones_like(short)
+    # Tokens like any others: only the mask says that they are padding.
+    padding = long_row[:, :NUM_PADDING_TOKENS]
+    ones = torch.ones_like(short_row)
     zeros = torch.zeros_like(padding)
 
-    ids = torch.cat([long, torch.cat([short, padding], dim=1)])
-    mask = torch.cat([torch.ones_like(long), torch.cat([ones, zeros], dim=1)])
-    batch = model(ids, attention_mask=mask).logits
-    pairs = [(batch[i, : row.shape[1]], logits_alone[i]) for i, row in enumerate(rows)]
+    token_ids = torch.cat([long_row, torch.cat([short_row, padding], dim=1)])
+    mask = torch.cat([torch.ones_like(long_row), torch.cat([ones, zeros], dim=1)])
+    batch_logits = model(token_ids, attention_mask=mask).logits
+    logits_pairs = [
+        (batch_logits[i, : row.shape[1]], logits_alone[i]) for i, row in enumerate(rows)
+    ]
 
     if objective == "causal":
-        ids = torch.cat([long, torch.cat([padding, short], dim=1)])
-        mask = torch.cat([torch.ones_like(long), torch.cat([zeros, ones], dim=1)])
-        prompt_len = ids.shape[1] - STEPS
-        generated = model.generate(
-            ids[:, :prompt_len],
+        token_ids = torch.cat([long_row, torch.cat([padding, short_row], dim=1)])
+        mask = torch.cat([torch.ones_like(long_row), torch.cat([zeros, ones], dim=1)])
+        prompt_len = token_ids.shape[1] - NUM_STEPS
+        generation = model.generate(
+            token_ids[:, :prompt_len],
             attention_mask=mask[:, :prompt_len],
-            max_new_tokens=STEPS,
+            max_new_tokens=NUM_STEPS,
             do_sample=False,
             eos_token_id=-1,  # the forced tokens may contain the end of a text
             pad_token_id=0,
-            logits_processor=[ForcedTokens(ids[:, prompt_len:], prompt_len)],
+            logits_processor=[ForcedTokens(token_ids[:, prompt_len:], prompt_len)],
             output_logits=True,
             return_dict_in_generate=True,
         )
         # The logits after the last token of the prompt come first.
-        decoded = torch.stack(generated.logits, dim=1)
-        pairs += [(decoded[i], logits_alone[i][-STEPS - 1 : -1]) for i in range(len(rows))]
-    errors = [(computed.float() - expected.float()).abs().max() for computed, expected in pairs]
+        decoded_logits = torch.stack(generation.logits, dim=1)
+        logits_pairs += [
+            (decoded_logits[i], logits_alone[i][-NUM_STEPS - 1 : -1]) for i in range(len(rows))
+        ]
+    errors = [
+        (computed.float() - expected.float()).abs().max() for computed, expected in logits_pairs
+    ]
     return float(torch.stack(errors).max())
 
 
 @torch.inference_mode()
 def main(
-    folder: str, reference: str, objective: str, dtype: str, device: str, cache_name: str | None
+    folder: str, expected_file: str, objective: str, dtype: str, device: str, cache_name: str | None
 ) -> None:
-    """Load a folder with stock transformers, compare it with the tensors in the file `reference`,
-    and print the largest errors as one line of JSON.
+    """Load a folder with stock transformers, compare it with the tensors in `expected_file`, and
+    print the largest errors as one line of JSON.
 
-    objective: "causal" or "masked". cache: the argument of the model for its KV cache; None
+    objective: "causal" or "masked". cache_name: the argument of the model for its KV cache; None
     without.
     """
     transformers.utils.logging.disable_progress_bar()
@@ -158,37 +168,38 @@ def main(
         folder, dtype=dtype, trust_remote_code=False, local_files_only=True
     )
     model = model.eval().to(device)
-    expected = load_file(reference)
-    buffers = rotary_buffers(model)
-    errors = [
-        largest_relative_error(buffers[name.partition("/")[2]], value)
-        for name, value in expected.items()
+    expected_tensors = load_file(expected_file)
+    frequencies_by_layer_type = rotary_buffers(model)
+    frequency_errors = [
+        largest_relative_error(frequencies_by_layer_type[name.partition("/")[2]], value)
+        for name, value in expected_tensors.items()
         if name.startswith("inv_freq/")
     ]
-    tokens = expected["tokens"].to(device)
+    tokens = expected_tensors["tokens"].to(device)
     logits = model(tokens).logits
     result = {
-        "inv_freq_error": float(torch.tensor([0.0, *errors]).max()),  # max() would drop a NaN
-        "logits_error": float((logits - expected["logits"].to(device)).abs().max()),
+        # max() of Python would drop a NaN.
+        "inv_freq_error": float(torch.tensor([0.0, *frequency_errors]).max()),
+        "logits_error": float((logits - expected_tensors["logits"].to(device)).abs().max()),
         "decode_error": 0.0,
         "padding_error": padding_error(model, tokens, objective),
-        "generated": 0,
+        "num_generated": 0,
     }
     if objective == "causal":
         num_steps = min(16, tokens.shape[1] // 2)
         expected_logits = logits[:, -num_steps:].float()
-        in_steps = logits_in_steps(model, tokens, num_steps, cache_name)
-        result["decode_error"] = float((in_steps - expected_logits).abs().max())
+        logits_by_step = logits_in_steps(model, tokens, num_steps, cache_name)
+        result["decode_error"] = float((logits_by_step - expected_logits).abs().max())
         prompt = tokens[:, : tokens.shape[1] - num_steps]
         # An end-of-text token would stop the count, not the model's ability to go on.
-        generated = model.generate(
+        generated_tokens = model.generate(
             prompt, max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0
         )
-        result["generated"] = generated.shape[1] - prompt.shape[1]
+        result["num_generated"] = generated_tokens.shape[1] - prompt.shape[1]
     print(json.dumps(result))
 
 
 if __name__ == "__main__":
     # Importing took most of the time, and the folder may not have been there yet.
-    if asked := sys.stdin.read():
-        main(*json.loads(asked))
+    if request := sys.stdin.read():
+        main(*json.loads(request))

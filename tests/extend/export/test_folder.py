@@ -8,8 +8,8 @@ import pytest
 
 from posenc.extend.export.folder import (
     _original_config_with_defaults,
-    raise_generation_limit,
-    raise_limit,
+    increase_generation_limit,
+    increase_limit,
     settings_text,
 )
 
@@ -33,14 +33,14 @@ def test_settings_with_a_number_that_json_lacks_are_refused_by_name(value, word,
     path.write_text(text)
     said = f"tokenizer_config.json: inner.x is {word}, which JSON has no word for. Give a number"
     with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
-        raise_limit(path, "model_max_length", 128)
+        increase_limit(path, "model_max_length", 128)
     assert path.read_text() == text
 
 
 def test_settings_with_half_a_character_are_written(tmp_path):
     path = tmp_path / "tokenizer_config.json"
     path.write_text(json.dumps({"model_max_length": 64, "unk_token": "\ud800"}))
-    raise_limit(path, "model_max_length", 128)
+    increase_limit(path, "model_max_length", 128)
     assert json.loads(path.read_text()) == {"model_max_length": 128, "unk_token": "\ud800"}
 
 
@@ -56,10 +56,10 @@ def test_no_config_is_written_with_a_number_that_json_lacks():
 def test_generation_reads_as_far_as_the_model_if_it_did_before(limit, expected, tmp_path):
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps({"max_length": limit, "top_p": 0.9}))
-    raise_generation_limit(tmp_path, train_length=64, new_length=256)
+    increase_generation_limit(tmp_path, train_length=64, new_length=256)
     assert json.loads(path.read_text()) == {"max_length": expected, "top_p": 0.9}
 
 
 def test_without_settings_of_generation_none_are_written(tmp_path):
-    raise_generation_limit(tmp_path, train_length=64, new_length=256)
+    increase_generation_limit(tmp_path, train_length=64, new_length=256)
     assert not [*tmp_path.iterdir()]

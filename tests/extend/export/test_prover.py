@@ -19,7 +19,7 @@ assert asked[2:] == ["masked", "float32", "cpu", "past_key_values"]
 print("a line of a library")
 print(json.dumps({
     "inv_freq_error": 0.5, "logits_error": os.path.getsize(asked[1]), "decode_error": 0.25,
-    "padding_error": None, "generated": 8,
+    "padding_error": None, "num_generated": 8,
 }))
 """
 FAILS = "import sys\nsys.stdin.read()\nraise KeyError('rope_type')\n"
@@ -44,7 +44,7 @@ def test_the_process_gets_one_line_and_the_expected_numbers(compared):
     proof = compared(ANSWERS)
     assert (proof.inv_freq_error, proof.decode_error, proof.padding_error) == (0.5, 0.25, None)
     assert proof.logits_error > 4  # bytes of the file with what is expected
-    assert (proof.generated, proof.rounding, proof.largest) == (8, 0.0, 3.0)
+    assert (proof.num_generated, proof.rounding, proof.largest_logit) == (8, 0.0, 3.0)
 
 
 def test_a_process_that_fails_ends_the_run_with_its_last_line(compared):
