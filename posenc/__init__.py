@@ -44,10 +44,10 @@ def _hint(name: str) -> str:
     most similar public name, or ""."""
     import difflib
 
-    from posenc.encodings.registry.other_names import posenc_name_of
+    from posenc.encodings.registry.other_names import class_and_name_of
 
     public_by_lowercase = {known.lower(): known for known in (*_MODULES, *__all__)}
-    if name.lower() not in public_by_lowercase and (names_here := posenc_name_of(name)):
+    if name.lower() not in public_by_lowercase and (names_here := class_and_name_of(name)):
         return f". Did you mean posenc.{names_here[0]}?"
     near_names = [known for known in public_by_lowercase if known.startswith(name.lower())]
     near_names = near_names or difflib.get_close_matches(name.lower(), public_by_lowercase, n=1)

@@ -110,14 +110,14 @@ def test_unknown_name_without_a_likeness(name):
 
 
 def test_other_names_lead_to_what_exists():
-    for public, name in other_names.OTHER_NAMES.values():
+    for public, name in other_names.CLASS_AND_NAME_BY_OTHER_NAME.values():
         assert public in posenc.__all__, public
         assert not name or name in posenc.names(), name
 
 
 def test_no_other_name_hides_a_name_of_posenc():
     own = {name.replace("_", "").lower(): name for name in (*posenc.__all__, *posenc.names())}
-    for other, (public, name) in other_names.OTHER_NAMES.items():
+    for other, (public, name) in other_names.CLASS_AND_NAME_BY_OTHER_NAME.items():
         assert other not in own or own[other] in (public, name), other
 
 

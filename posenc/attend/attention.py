@@ -16,7 +16,7 @@ from posenc.attend.problem import Cost, Problem
 from posenc.attend.problem_builder import build_problems
 from posenc.attend.ways import flash, flex, reference
 from posenc.encodings import ScoreMod
-from posenc.encodings.base.check_inputs import heads_first, prepared_or_encoding
+from posenc.encodings.base.check_inputs import prepared_or_encoding, transposed_if_bthd
 from posenc.encodings.base.position_encoding import PositionEncoding
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.masks import Mask
@@ -127,7 +127,7 @@ def attention(
     >>> posenc.attention(q, k, v, alibi, mask=posenc.masks.causal, **where).shape
     torch.Size([1, 4, 6, 16])
     """
-    q, k, v = heads_first("attention", layout, q, k, v)
+    q, k, v = transposed_if_bthd("attention", layout, q, k, v)
     check_cache("attention", cache)
     with nullcontext() if cache is None else cache.unchanged_on_error():
         problems = build_problems(
@@ -155,7 +155,9 @@ def attention(
         # the pass others. Without a map these are the same.
         queries = problems[0].queries.unmapped()
         out = problems[0].encoding.transform_output(queries.with_vectors(out))
-    (out,) = heads_first("attention", layout, out.to(q.dtype))  # kernels return autocast's dtype
+    (out,) = transposed_if_bthd(
+        "attention", layout, out.to(q.dtype)
+    )  # kernels return autocast's dtype
     return (out, lse) if return_lse else out
 
 

@@ -96,7 +96,7 @@ class Attention(nn.Module):
         self._check_projections()
         shape = ModelShape(embed_dim, num_heads, num_kv_heads, self.head_dim)
         built_encoding = build_if_named(
-            "Attention", encoding, shape, unknown=("train_length", "causal")
+            "Attention", encoding, shape, unknown_fields=("train_length", "causal")
         )
         self.encoding = require_attention_encoding("Attention", built_encoding)
         check_scale("Attention", scale)

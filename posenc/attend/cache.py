@@ -381,11 +381,11 @@ class KVCache:
                 "KVCache.shift: no encoding made these keys. Say which one does: "
                 "cache.record_encoding(encoding)."
             )
-        if encoding.embedding_encoding:
+        if encoding.embedding_encoding_name:
             raise ValueError(
-                f"KVCache.shift: {encoding.embedding_encoding} added positions to the embeddings, "
-                "so cached keys and values contain them. Compute the tokens again at their new "
-                "positions."
+                f"KVCache.shift: {encoding.embedding_encoding_name} added positions to the "
+                "embeddings, so cached keys and values contain them. Compute the tokens again at "
+                "their new positions."
             )
         if not encoding.claims.cache_safe:
             raise ValueError(

@@ -44,7 +44,8 @@ class Decoder(Stack):
         self, config: DecoderConfig, encoding: PositionEncoding | str | None = None
     ) -> None:
         super().__init__(
-            config, build_if_named("Decoder", encoding, config.shape(), unknown=("train_length",))
+            config,
+            build_if_named("Decoder", encoding, config.shape(), unknown_fields=("train_length",)),
         )
         self.tokens = nn.Embedding(config.vocab_size, config.embed_dim)
         self.head = build_head(config)

@@ -57,7 +57,7 @@ class Encoder(Stack):
     @explain_misfits
     def __init__(self, config: DecoderConfig, encoding: PositionEncoding | str) -> None:
         built_encoding = build_if_named(
-            "Encoder", encoding, config.shape(causal=False), unknown=("train_length",)
+            "Encoder", encoding, config.shape(causal=False), unknown_fields=("train_length",)
         )
         require_bidirectional("Encoder", built_encoding)
         if config.tie_embeddings:
@@ -130,10 +130,13 @@ class EncoderDecoder(nn.Module):
     ) -> None:
         bidirectional_shape = config.shape(causal=False)
         built_encoder_encoding = build_if_named(
-            "EncoderDecoder", encoder_encoding, bidirectional_shape, unknown=("train_length",)
+            "EncoderDecoder",
+            encoder_encoding,
+            bidirectional_shape,
+            unknown_fields=("train_length",),
         )
         built_cross_encoding = build_if_named(
-            "EncoderDecoder", cross_encoding, bidirectional_shape, unknown=("train_length",)
+            "EncoderDecoder", cross_encoding, bidirectional_shape, unknown_fields=("train_length",)
         )
         require_bidirectional("EncoderDecoder: encoder_encoding", built_encoder_encoding)
         if built_cross_encoding is not None:
@@ -149,7 +152,7 @@ class EncoderDecoder(nn.Module):
         self.tokens = nn.Embedding(config.vocab_size, config.embed_dim)
         self.encoder = Stack(config, built_encoder_encoding)
         built_decoder_encoding = build_if_named(
-            "EncoderDecoder", decoder_encoding, config.shape(), unknown=("train_length",)
+            "EncoderDecoder", decoder_encoding, config.shape(), unknown_fields=("train_length",)
         )
         self.decoder = Stack(config, built_decoder_encoding, attends_to_context=True)
         if built_cross_encoding is None:

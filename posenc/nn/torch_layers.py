@@ -82,7 +82,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
         shape = ModelShape(embed_dim, num_heads)
         built_encoding = build_if_named(
-            "MultiheadAttention", encoding, shape, unknown=("train_length", "causal")
+            "MultiheadAttention", encoding, shape, unknown_fields=("train_length", "causal")
         )
         self.encoding = require_attention_encoding("MultiheadAttention", built_encoding)
         # In evaluation without gradients torch's own encoder layer computes from the weights of its

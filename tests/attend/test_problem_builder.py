@@ -276,7 +276,7 @@ def test_encodings_are_pickled(name):
 def test_no_tensor_is_made_of_a_range_that_no_pass_maps(name):
     encoding = posenc.create(name, posenc.ModelShape(embed_dim=16, num_heads=2))
     (problem,) = build_problems(*qkv(), encoding, q_positions=range(5), kv_positions=range(5))
-    assert problem.keys._tensor is None
+    assert problem.keys._position_tensor is None
 
 
 @pytest.mark.parametrize("name", posenc.names())

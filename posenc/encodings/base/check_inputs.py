@@ -19,7 +19,7 @@ from posenc.encodings.base.term import Tokens
 from posenc.encodings.numerics.torch_modes import autocast_enabled, extremes_if_readable
 from posenc.positions import as_tensor, check_flat_positions, move_placeless_to_origin
 
-_FIRST_WITH_GAPS = {torch.float32: 2**24, torch.float64: 2**53}
+_FIRST_INTEGER_WITH_GAPS = {torch.float32: 2**24, torch.float64: 2**53}
 """First whole number, by dtype, above which the dtype does not have all whole numbers, so that it
 rounds neighbouring positions to one."""
 _LAYOUT_HINT = ' Axis 1 has that length: layout="bthd" is (batch, len, heads, head_dim).'
@@ -61,24 +61,25 @@ def check_dtype(caller: str, x: Tensor, weight: Any) -> None:
 def check_vectors(caller: str, **tensors: Any) -> None:
     """Raise TypeError or ValueError unless all `tensors`, given by their names in messages, are
     floating-point tensors (batch, heads, len, head_dim) of one dtype on one device."""
-    first_name, first = next(iter(tensors.items()))
-    for name, t in tensors.items():
-        if not isinstance(t, Tensor):
+    first_name, first_tensor = next(iter(tensors.items()))
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
             raise TypeError(
                 f"{caller}: {name} must be a tensor (batch, heads, len, head_dim), "
-                f"got {type(t).__name__}."
+                f"got {type(tensor).__name__}."
             )
-        if t.ndim != 4:
+        if tensor.ndim != 4:
             raise ValueError(
                 f"{caller}: {name} must have shape (batch, heads, len, head_dim), "
-                f"got {tuple(t.shape)}."
+                f"got {tuple(tensor.shape)}."
             )
-        if t is first or t.dtype != first.dtype:
-            _check_floating(caller, name, t)
-        if t.dtype != first.dtype or t.device != first.device:
+        if tensor is first_tensor or tensor.dtype != first_tensor.dtype:
+            _check_floating(caller, name, tensor)
+        if tensor.dtype != first_tensor.dtype or tensor.device != first_tensor.device:
             raise TypeError(
                 f"{caller}: {first_name} and {name} must have one dtype and one device, got "
-                f"{first.dtype} on {first.device} and {t.dtype} on {t.device}."
+                f"{first_tensor.dtype} on {first_tensor.device} and {tensor.dtype} on "
+                f"{tensor.device}."
             )
 
 
@@ -106,13 +107,13 @@ def validated_embedding_positions(
     name: the argument that x is, for messages.
     Raises: as validated_positions, and if x is no floating-point tensor of width embed_dim.
     """
-    wanted_shape = f"(batch, len, {embed_dim or 'embed_dim'})"
+    wanted_shape_in_words = f"(batch, len, {embed_dim or 'embed_dim'})"
     if not isinstance(x, Tensor):
         raise TypeError(
-            f"{caller}: {name} must be a tensor {wanted_shape}, got {type(x).__name__}."
+            f"{caller}: {name} must be a tensor {wanted_shape_in_words}, got {type(x).__name__}."
         )
     if x.ndim < 2 or (embed_dim is not None and x.shape[-1] != embed_dim):
-        raise ValueError(f"{caller}: {name} must be {wanted_shape}, got {tuple(x.shape)}.")
+        raise ValueError(f"{caller}: {name} must be {wanted_shape_in_words}, got {tuple(x.shape)}.")
     _check_floating(caller, name, x)
     argument_name = "positions" if name == "x" else f"{name}_positions"
     return validated_positions_of(x.shape[:-1], x, caller, argument_name, positions, num_axes)
@@ -185,7 +186,7 @@ def check_state(name: str, state: Any, x: Tensor) -> None:
         )
 
 
-def heads_first(caller: str, layout: str, *tensors: Any) -> tuple[Any, ...]:
+def transposed_if_bthd(caller: str, layout: str, *tensors: Any) -> tuple[Any, ...]:
     """Return tensors with heads before tokens, (batch, heads, len, ...): unchanged for the layout
     "bhtd", with axes 1 and 2 swapped for "bthd". A second call swaps them back."""
     if layout not in ("bhtd", "bthd"):
@@ -234,8 +235,8 @@ def prepared_or_encoding(encoding: Any, prepared: Any) -> Any:
     if encoding is None:
         return prepared
     encoding = require_encoding("attention", encoding)
-    pairs = zip(encoding.parameters(), prepared.parameters(), strict=False)
-    if not are_alike(prepared, encoding) or any(a is not b for a, b in pairs):
+    parameter_pairs = zip(encoding.parameters(), prepared.parameters(), strict=False)
+    if not are_alike(prepared, encoding) or any(a is not b for a, b in parameter_pairs):
         raise ValueError(
             f"attention: prepared is a {prepared}, and encoding is a {encoding}. "
             "Pass encoding.prepare(positions) of the same encoding, with the same parameters."
@@ -268,8 +269,8 @@ def validated_bias_positions(
         q_positions = _range_as_tensor(caller, "q_positions", q_positions)
     if isinstance(kv_positions, range):
         kv_positions = _range_as_tensor(caller, "kv_positions", kv_positions)
-    _check_dtype(caller, "q_positions", q_positions)
-    _check_dtype(caller, "kv_positions", kv_positions)
+    _check_position_dtype(caller, "q_positions", q_positions)
+    _check_position_dtype(caller, "kv_positions", kv_positions)
     check_flat_positions(q_positions, kv_positions)
     batch_sizes = {t.shape[0] for t in (q_positions, kv_positions) if t.ndim == 2} - {1}
     if len(batch_sizes) > 1:
@@ -283,14 +284,15 @@ def validated_bias_positions(
     )
 
 
-def require_integers(name: str, *positions: Tensor) -> None:
-    """Raise TypeError if positions are real numbers, for encodings with a table of distances. name:
-    the encoding, for the message."""
+def require_integers(encoding_name: str, *positions: Tensor) -> None:
+    """Raise TypeError if positions are real numbers, for encodings with a table of distances.
+    encoding_name: for the message."""
     for p in positions:
         if p.is_floating_point():
             raise TypeError(
-                f"{name}: positions must be integers, because its table has a row per whole "
-                f"distance; got {p.dtype}. Round them, or use a method that takes real positions."
+                f"{encoding_name}: positions must be integers, because its table has a row per "
+                f"whole distance; got {p.dtype}. Round them, or use a method that takes real "
+                "positions."
             )
 
 
@@ -306,23 +308,26 @@ def validated_positions_of(
         # step and stop instead of len(): torch.compile cannot trace len() of a range.
         has_one_each = positions.step == 1 and positions.stop - positions.start == batch_and_len[-1]
         if num_axes == 1 and has_one_each:
-            _check_range(caller, name, positions)
+            _check_position_range(caller, name, positions)
             return positions
         positions = _range_as_tensor(caller, name, positions, x.device)
-    _check_dtype(caller, name, positions)
+    _check_position_dtype(caller, name, positions)
     if positions.device != x.device:
         positions = positions.to(x.device)
-    shape = positions.shape if num_axes == 1 else positions.shape[:-1]
+    shape_without_components = positions.shape if num_axes == 1 else positions.shape[:-1]
     has_components = num_axes == 1 or (positions.ndim > 1 and positions.shape[-1] == num_axes)
-    if not has_components or not _has_one_for_each_token(shape, batch_and_len):
-        wanted_shapes = _wanted_shapes(batch_and_len, num_axes)
+    if not has_components or not _has_one_for_each_token(shape_without_components, batch_and_len):
+        layout_hint = ""
+        if x.ndim == 4 and shape_without_components and shape_without_components[-1] == x.shape[1]:
+            layout_hint = _LAYOUT_HINT
+        wanted_shapes_in_words = _wanted_shapes_in_words(batch_and_len, num_axes)
         raise ValueError(
-            f"{caller}: {name} must have shape {wanted_shapes}one for each token of a tensor of "
-            f"shape {tuple(x.shape)}; got {tuple(positions.shape)}."
-            + (_LAYOUT_HINT if x.ndim == 4 and shape and shape[-1] == x.shape[1] else "")
+            f"{caller}: {name} must have shape {wanted_shapes_in_words}one for each token of a "
+            f"tensor of shape {tuple(x.shape)}; got {tuple(positions.shape)}."
+            f"{layout_hint}"
         )
     positions = _as_int64_or_real(caller, name, positions, num_axes)
-    has_one_row = len(shape) == 2 and shape[0] == 1
+    has_one_row = len(shape_without_components) == 2 and shape_without_components[0] == 1
     return positions[0] if has_one_row else positions
 
 
@@ -338,16 +343,17 @@ def _has_one_for_each_token(shape: Sequence[int], batch_and_len: Sequence[int]) 
     return fits
 
 
-def _wanted_shapes(batch_and_len: Sequence[int], num_axes: int) -> str:
+def _wanted_shapes_in_words(batch_and_len: Sequence[int], num_axes: int) -> str:
     """Return words for the shapes that positions may have, with a space at the end, so that an
     error message can go on: "(5,) or (2, 5), "."""
     *batch, length = batch_and_len
-    components = f", {num_axes}" if num_axes > 1 else ""
-    shape_without_batch = f"({length}{components or ','}) "  # a tuple of one number has a comma
+    components_in_words = f", {num_axes}" if num_axes > 1 else ""
+    # A tuple of one number has a comma.
+    shape_without_batch = f"({length}{components_in_words or ','}) "
     if not batch:
         return shape_without_batch
-    batch_sizes = "".join(f"{size}, " for size in batch)
-    return f"{shape_without_batch}or ({batch_sizes}{length}{components}), "
+    batch_in_words = "".join(f"{size}, " for size in batch)
+    return f"{shape_without_batch}or ({batch_in_words}{length}{components_in_words}), "
 
 
 def _as_int64_or_real(caller: str, name: str, positions: Tensor, num_axes: int) -> Tensor:
@@ -355,7 +361,7 @@ def _as_int64_or_real(caller: str, name: str, positions: Tensor, num_axes: int) 
     are not finite or too large. If num_axes > 1, NaN is allowed: it marks a token without a place
     on a grid, such as a class token."""
     if positions.is_floating_point():
-        _check_floats(
+        _check_real_positions(
             caller, name, positions if num_axes == 1 else move_placeless_to_origin(positions)
         )
         return positions
@@ -363,7 +369,7 @@ def _as_int64_or_real(caller: str, name: str, positions: Tensor, num_axes: int) 
     low, high = extremes_if_readable(int64_positions) or (0, 0)
     if positions.dtype == torch.uint64 and low < 0:  # int64 has no such number
         high = low + 2**64
-    _check_span(caller, name, low, high)
+    _check_position_span(caller, name, low, high)
     return int64_positions
 
 
@@ -371,7 +377,7 @@ def _range_as_tensor(
     caller: str, name: str, positions: range, device: torch.device | None = None
 ) -> Tensor:
     """Return a range of positions as an int64 tensor (len). Raise ValueError if it reaches 2^62."""
-    _check_range(caller, name, positions)
+    _check_position_range(caller, name, positions)
     return as_tensor(positions, device)
 
 
@@ -379,20 +385,20 @@ def check_span_of_integers(caller: str, name: str, positions: Tensor | range) ->
     """Raise ValueError for whole positions from 2^62 on, whose differences could overflow int64.
     The numbers of a tensor are checked on the CPU only."""
     if isinstance(positions, range):
-        _check_range(caller, name, positions)
+        _check_position_range(caller, name, positions)
     elif not positions.is_floating_point():
-        _check_span(caller, name, *(extremes_if_readable(positions) or (0, 0)))
+        _check_position_span(caller, name, *(extremes_if_readable(positions) or (0, 0)))
 
 
-def _check_range(caller: str, name: str, positions: range) -> None:
+def _check_position_range(caller: str, name: str, positions: range) -> None:
     """Raise ValueError if a range of positions reaches 2^62, by its first and its last position."""
     # A range may have a symbolic end in a graph, which reading its last position would fix.
     if torch.compiler.is_compiling() or not positions:
         return
-    _check_span(caller, name, positions[0], positions[-1])
+    _check_position_span(caller, name, positions[0], positions[-1])
 
 
-def _check_span(caller: str, name: str, low: float, high: float) -> None:
+def _check_position_span(caller: str, name: str, low: float, high: float) -> None:
     """Raise ValueError if whole positions, from `low` to `high`, reach 2^62, so that differences
     could overflow int64."""
     if torch.compiler.is_compiling():
@@ -405,7 +411,7 @@ def _check_span(caller: str, name: str, low: float, high: float) -> None:
         )
 
 
-def _check_dtype(caller: str, name: str, positions: Any) -> None:
+def _check_position_dtype(caller: str, name: str, positions: Any) -> None:
     """Raise TypeError unless positions are a tensor of integers, float32 or float64."""
     if not isinstance(positions, Tensor):
         raise TypeError(
@@ -420,18 +426,18 @@ def _check_dtype(caller: str, name: str, positions: Any) -> None:
     problem = f"{caller}: {name} must be integers, float32 or float64, got {positions.dtype}"
     if positions.is_complex():
         raise TypeError(f"{problem}: positions are real numbers.")
-    if positions.is_floating_point() and positions.dtype not in _FIRST_WITH_GAPS:
+    if positions.is_floating_point() and positions.dtype not in _FIRST_INTEGER_WITH_GAPS:
         raise TypeError(f"{problem}, which rounds neighbouring positions to one.")
 
 
-def _check_floats(caller: str, name: str, positions: Tensor) -> None:
+def _check_real_positions(caller: str, name: str, positions: Tensor) -> None:
     """Raise ValueError for real positions that are not finite, or so large that their dtype lacks
     whole numbers; checked on the CPU only."""
     low, high = extremes_if_readable(positions) or (0, 0)
     largest = max(-low, high)
     if not largest < float("inf"):
         raise ValueError(f"{caller}: {name} must be finite, got {largest}.")
-    bound = _FIRST_WITH_GAPS[positions.dtype]
+    bound = _FIRST_INTEGER_WITH_GAPS[positions.dtype]
     if largest >= bound:
         raise ValueError(
             f"{caller}: {name} reach {largest:.0f}, and {str(positions.dtype)[6:]} rounds them "

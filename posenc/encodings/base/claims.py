@@ -70,22 +70,22 @@ class Claims:
         """
         # NoPE in a composition or a layer acts nowhere. Its causal_only, state_kept and source hold
         # for a model without any encoding: these three are read of the other members only.
-        acting = [c for c in claims if c.places] or claims
-        normalized = any(c.coordinates == "normalized" for c in claims)
+        acting_claims = [c for c in claims if c.places] or claims
+        any_is_normalized = any(c.coordinates == "normalized" for c in claims)
         limits = [c.max_positions for c in claims if c.max_positions is not None]
         return cls(
             places=tuple(sorted({place for c in claims for place in c.places})),
-            source="; ".join(dict.fromkeys(c.source for c in acting)),
+            source="; ".join(dict.fromkeys(c.source for c in acting_claims)),
             shift_invariant=all(c.shift_invariant for c in claims),
             permutation_invariant=all(c.permutation_invariant for c in claims),
-            causal_only=any(c.causal_only for c in acting),
+            causal_only=any(c.causal_only for c in acting_claims),
             cache_safe=all(c.cache_safe for c in claims),
             needs_raw_k=any(c.needs_raw_k for c in claims),
             additive=all(c.additive for c in claims),
             own_scale=any(c.own_scale for c in claims),
             reads_scale=any(c.reads_scale for c in claims),
-            state_kept="all" if any(c.state_kept == "all" for c in acting) else "last",
+            state_kept="all" if any(c.state_kept == "all" for c in acting_claims) else "last",
             max_positions=min(limits, default=None),
             num_axes=max(c.num_axes for c in claims),
-            coordinates="normalized" if normalized else "cells",
+            coordinates="normalized" if any_is_normalized else "cells",
         )

@@ -61,14 +61,14 @@ class Compose(PositionEncoding):
 
     def __init__(self, *encodings: PositionEncoding) -> None:
         super().__init__()
-        flat: list[PositionEncoding] = []
+        flat_members: list[PositionEncoding] = []
         for encoding in encodings:
             encoding = require_encoding("Compose", encoding)
-            flat += encoding.members if isinstance(encoding, Compose) else [encoding]
-        if len(flat) < 2:
-            raise ValueError(f"Compose: needs two or more encodings, got {len(flat)}.")
+            flat_members += encoding.members if isinstance(encoding, Compose) else [encoding]
+        if len(flat_members) < 2:
+            raise ValueError(f"Compose: needs two or more encodings, got {len(flat_members)}.")
         # As built; `members` are these, or prepared copies of them.
-        self.encodings = nn.ModuleList(flat)
+        self.encodings = nn.ModuleList(flat_members)
         self._prepared_members: tuple[PositionEncoding, ...] | None = None
         self._refuse_encodings_by_layer()
         self._indices_of_defining_members = {
@@ -90,27 +90,29 @@ class Compose(PositionEncoding):
 
     def _refuse_two_at_the_values(self) -> None:
         """Raise ValueError if more than one member acts at the values."""
-        at_values = [e for e in self.members if 4 in e.claims.places]
-        if len(at_values) > 1:
-            raise ValueError(_two_definers_message(at_values, "change of the values"))
+        members_at_values = [e for e in self.members if 4 in e.claims.places]
+        if len(members_at_values) > 1:
+            raise ValueError(_two_definers_message(members_at_values, "change of the values"))
 
     def _refuse_a_changed_scale(self) -> None:
         """Raise ValueError if one member changes the scale with which another multiplies."""
         scale_definer = self._defining_member("scale")
-        readers = [e for e in self.members if e.claims.reads_scale and e is not scale_definer]
-        if scale_definer is not None and readers:
+        members_reading_scale = [
+            e for e in self.members if e.claims.reads_scale and e is not scale_definer
+        ]
+        if scale_definer is not None and members_reading_scale:
             raise ValueError(
-                f"Compose: {_class_names(readers)} multiplies terms of its own with the usual "
-                f"scale, which {type(scale_definer).__name__} changes."
+                f"Compose: {_join_class_names(members_reading_scale)} multiplies terms of its own "
+                f"with the usual scale, which {type(scale_definer).__name__} changes."
             )
 
     def _combined_claims(self) -> Claims:
         """Return the claims that hold for all members together, see `Claims.combine`."""
-        has_layers = any(e.claims.scope == "layer" for e in self.members)
+        differs_by_layer = any(e.claims.scope == "layer" for e in self.members)
         return replace(
             Claims.combine([member.claims for member in self.members]),
             num_axes=self._num_axes(),
-            scope="layer" if has_layers else "model",
+            scope="layer" if differs_by_layer else "model",
             shared_parameters=tuple(self._shared_parameters()),
         )
 
@@ -125,14 +127,15 @@ class Compose(PositionEncoding):
         axis_counts = {e.claims.num_axes for e in reading_members}
         if len(axis_counts) > 1:
             raise ValueError(
-                f"Compose: positions have one number of components, but {_class_names(members)} "
-                f"take {', '.join(str(e.claims.num_axes) for e in members)}."
+                f"Compose: positions have one number of components, but "
+                f"{_join_class_names(members)} take "
+                f"{', '.join(str(e.claims.num_axes) for e in members)}."
             )
         coordinates = {e.claims.coordinates for e in reading_members}
         if len(coordinates) > 1:
             raise ValueError(
-                f"Compose: {_class_names(members)} get the same positions, but one takes rows and "
-                "columns and another coordinates from -1 to 1 (normalized). Use one kind."
+                f"Compose: {_join_class_names(members)} get the same positions, but one takes rows "
+                "and columns and another coordinates from -1 to 1 (normalized). Use one kind."
             )
         return axis_counts.pop()
 
@@ -156,17 +159,17 @@ class Compose(PositionEncoding):
         applies these. The result is the same for every `index`: members do not differ per layer."""
         if 1 not in self.claims.places:
             return self
-        in_attention = [e for e in self.members if e.claims.places != (1,)]
-        if not in_attention:
-            remaining = without_position(self.claims.num_axes)
-        elif len(in_attention) == 1:
-            remaining = in_attention[0].shallow_copy()
+        members_in_attention = [e for e in self.members if e.claims.places != (1,)]
+        if not members_in_attention:
+            encoding_in_attention = without_position(self.claims.num_axes)
+        elif len(members_in_attention) == 1:
+            encoding_in_attention = members_in_attention[0].shallow_copy()
         else:
-            remaining = Compose(*in_attention)
-        remaining.embedding_encoding = _class_names(
+            encoding_in_attention = Compose(*members_in_attention)
+        encoding_in_attention.embedding_encoding_name = _join_class_names(
             [e for e in self.members if 1 in e.claims.places]
         )
-        return remaining
+        return encoding_in_attention
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = self.shallow_copy()
@@ -211,18 +214,18 @@ class Compose(PositionEncoding):
 
     def move_keys(self, k: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
         moving_members = []
-        moved = k
+        moved_keys = k
         for e in self.members:
-            by_member = e.move_keys(k, before, after)
-            if by_member is not k:
+            moved_by_member = e.move_keys(k, before, after)
+            if moved_by_member is not k:
                 moving_members.append(e)
-                moved = by_member
+                moved_keys = moved_by_member
         if len(moving_members) > 1:  # their changes need not commute
             raise ValueError(
-                f"KVCache.shift: {_class_names(moving_members)} both change keys by their "
+                f"KVCache.shift: {_join_class_names(moving_members)} both change keys by their "
                 "positions, so cached keys cannot be moved exactly. Compute them again."
             )
-        return moved
+        return moved_keys
 
     def move_values(self, v: Cached, before: CachedPositions, after: CachedPositions) -> Cached:
         for e in self.members:  # one at most changes them
@@ -296,10 +299,11 @@ def _index_of_defining_member(
 def _two_definers_message(members: Sequence[PositionEncoding], decision: str) -> str:
     """Return the error message for members that each make a `decision`, such as "scale", which only
     one of them may make."""
-    return f"Compose: {_class_names(members)} each decide the {decision}, and there is only one."
+    class_names = _join_class_names(members)
+    return f"Compose: {class_names} each decide the {decision}, and there is only one."
 
 
-def _class_names(encodings: Sequence[PositionEncoding]) -> str:
+def _join_class_names(encodings: Sequence[PositionEncoding]) -> str:
     """Return the names of the classes of encodings, for a message: "RoPE and ALiBi"."""
     return " and ".join(type(e).__name__ for e in encodings)
 

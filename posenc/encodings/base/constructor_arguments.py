@@ -56,12 +56,12 @@ class UnknownOption(ValueError):
 
     def __init__(self, caller: str, options: Iterable[str], accepted: Iterable[str]) -> None:
         self.accepted = tuple(accepted)
-        unknown = sorted(set(options) - set(self.accepted))
-        self.name = unknown[0]
+        unknown_options = sorted(set(options) - set(self.accepted))
+        self.name = unknown_options[0]
         replacement = replacement_for(self.name, self.accepted)
         hint = f" Did you mean {replacement.removesuffix('=')!r}?" if replacement else ""
         super().__init__(
-            f"{caller}: unknown option {', '.join(unknown)}; "
+            f"{caller}: unknown option {', '.join(unknown_options)}; "
             f"it takes {', '.join(self.accepted) or 'none'}.{hint}"
         )
 
@@ -80,14 +80,14 @@ def with_checked_arguments(init: Callable[..., None]) -> Callable[..., None]:
         """Check and record the arguments, the first of which is the encoding itself, and call
         `init`."""
         try:
-            bound = signature.bind(*args, **kwargs)
+            bound_arguments = signature.bind(*args, **kwargs)
         except TypeError:
             raise TypeError(describe_misfit(init, args, kwargs)) from None
         encoding = args[0]
         caller = type(encoding).__name__
-        with_self = dict(bound.arguments)
-        _record_arguments(encoding, bound)
-        for name, value in with_self.items():
+        arguments_with_self = dict(bound_arguments.arguments)
+        _record_arguments(encoding, bound_arguments)
+        for name, value in arguments_with_self.items():
             _check_argument(
                 caller, name, value, signature.parameters[name].annotation, is_posenc_class
             )
@@ -108,7 +108,7 @@ def with_checked_arguments(init: Callable[..., None]) -> Callable[..., None]:
     return check_and_init
 
 
-def _record_arguments(encoding: Any, bound: inspect.BoundArguments) -> None:
+def _record_arguments(encoding: Any, bound_arguments: inspect.BoundArguments) -> None:
     """Store the arguments of a constructor on the encoding, in three forms. If constructors call
     one another, those of the first call are kept.
 
@@ -116,14 +116,18 @@ def _record_arguments(encoding: Any, bound: inspect.BoundArguments) -> None:
     _comparable_arguments: with defaults, in a form that compares equal, for `are_alike`.
     _argument_texts: as texts, for `arguments_in_repr`.
     """
-    with_self = dict(bound.arguments)
-    without_self = dict(list(with_self.items())[1:])
-    vars(encoding).setdefault("_explicit_arguments", without_self)
-    bound.apply_defaults()
-    comparable = {name: _comparable(v) for name, v in list(bound.arguments.items())[1:]}
-    vars(encoding).setdefault("_comparable_arguments", comparable)
-    texts = {name: text for name, value in with_self.items() if (text := _short_text(value))}
-    vars(encoding).setdefault("_argument_texts", texts)
+    arguments_with_self = dict(bound_arguments.arguments)
+    arguments_without_self = dict(list(arguments_with_self.items())[1:])
+    vars(encoding).setdefault("_explicit_arguments", arguments_without_self)
+    bound_arguments.apply_defaults()
+    comparable_arguments = {
+        name: _comparable_form(v) for name, v in list(bound_arguments.arguments.items())[1:]
+    }
+    vars(encoding).setdefault("_comparable_arguments", comparable_arguments)
+    argument_texts = {
+        name: text for name, value in arguments_with_self.items() if (text := _short_text(value))
+    }
+    vars(encoding).setdefault("_argument_texts", argument_texts)
 
 
 def are_alike(a: nn.Module, b: nn.Module) -> bool:
@@ -150,30 +154,31 @@ def classes_and_arguments(encoding: nn.Module) -> tuple[Any, ...]:
     replaces None."""
     descriptions = []
     for module in encoding.modules():
-        recorded = vars(module).get("_comparable_arguments", {})
+        recorded_arguments = vars(module).get("_comparable_arguments", {})
         arguments = (
-            _comparable(vars(module).get(name, passed)) for name, passed in recorded.items()
+            _comparable_form(vars(module).get(name, passed_value))
+            for name, passed_value in recorded_arguments.items()
         )
         descriptions.append((type(module), *arguments))
     return tuple(descriptions)
 
 
-def _comparable(value: Any) -> Any:
+def _comparable_form(value: Any) -> Any:
     """Return an argument in a form in which equal ones compare equal: 10000 and 10000.0 become the
     same, also within a tuple or a scaling."""
     if isinstance(value, Real):
         return float(value)
     if isinstance(value, tuple):
-        return tuple(map(_comparable, value))
+        return tuple(map(_comparable_form, value))
     if is_dataclass(value) and not isinstance(value, type):
-        return type(value), tuple(_comparable(getattr(value, f.name)) for f in fields(value))
-    return _text(value)
+        return type(value), tuple(_comparable_form(getattr(value, f.name)) for f in fields(value))
+    return _argument_text(value)
 
 
 def arguments_in_repr(encoding: Any) -> str:
     """Return the text between the parentheses in repr(encoding): the arguments that differ from
     their defaults, and in any case rope_theta, base and scaling."""
-    shown = []
+    shown_arguments = []
     for name, parameter in inspect.signature(type(encoding)).parameters.items():
         passed_text = getattr(encoding, "_argument_texts", {}).get(name) or _short_text(
             parameter.default
@@ -183,8 +188,8 @@ def arguments_in_repr(encoding: Any) -> str:
         is_required = parameter.default is parameter.empty
         is_not_default = is_required or text != _short_text(parameter.default)
         if text and (is_not_default or name in _ALWAYS_SHOWN):
-            shown.append(f"{name}={text}")
-    return ", ".join(shown)
+            shown_arguments.append(f"{name}={text}")
+    return ", ".join(shown_arguments)
 
 
 _ALWAYS_SHOWN = ("rope_theta", "base", "scaling")
@@ -195,16 +200,16 @@ thousands."""
 
 def _short_text(value: Any) -> str:
     """Return an argument as text of at most _MAX_CHARACTERS characters."""
-    text = _text(value)
+    text = _argument_text(value)
     return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"
 
 
-def _text(value: Any) -> str:
+def _argument_text(value: Any) -> str:
     """Return an argument as text; "" for tensors and modules, which repr shows separately."""
     is_shown = value is None or isinstance(value, str | int | float | tuple)
     if not is_shown and not is_dataclass(value):
         return ""
-    if isinstance(value, tuple) and not all(map(_text, value)):
+    if isinstance(value, tuple) and not all(map(_argument_text, value)):
         return ""
     text = repr(value)
     if " at 0x" in text:  # the default repr of an object: an address
@@ -235,10 +240,10 @@ def _check_argument(
     if type_name == "int" and not -FARTHEST_POSITION < value < FARTHEST_POSITION:
         raise ValueError(f"{caller}: {name} must be below 2^62, got {value}.")
     if is_posenc_class:
-        _check_range(caller, name, value)
+        _check_range_of_argument(caller, name, value)
 
 
-def _check_range(caller: str, name: str, value: float) -> None:
+def _check_range_of_argument(caller: str, name: str, value: float) -> None:
     """Raise ValueError for a size below 1, a negative init_std or a base that is not positive.
     `name` decides which of these the argument is."""
     if name in _NAMES_OF_SIZES:

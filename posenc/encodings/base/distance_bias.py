@@ -66,12 +66,15 @@ class DistanceBias(PositionEncoding):
         )
 
     def bias_of_pairs(
-        self, q_positions: FlatQueryPositions, kv_positions: FlatKeyPositions, double: bool = False
+        self,
+        q_positions: FlatQueryPositions,
+        kv_positions: FlatKeyPositions,
+        in_float64: bool = False,
     ) -> BiasMatrix:
-        """Return the bias of each pair like `forward`, in float64 if `double`, without checking the
-        positions."""
+        """Return the bias of each pair like `forward`, in float64 if `in_float64`, without checking
+        the positions."""
         distance = distances(q_positions, kv_positions)  # exact, before any rounding
-        values = self._validated_bias(distance.double() if double else distance)
+        values = self._validated_bias(distance.double() if in_float64 else distance)
         return values if values.ndim == 3 else values.movedim(0, 1)
 
     def _validated_bias(self, distance: Tensor) -> Tensor:
@@ -92,26 +95,28 @@ class DistanceBias(PositionEncoding):
         """Return the bias of the distances farthest, farthest - 1, ..., `count` of them, on the
         device of `like`, in its dtype or float32 if that is wider; cached if the encoding was
         prepared."""
-        double = like.dtype == torch.float64
+        in_float64 = like.dtype == torch.float64
 
         def compute() -> Tensor:
-            return self.compute_bias_of_falling_distances(farthest, count, double, like.device).to(
-                at_least_float32(like.dtype)
-            )
+            return self.compute_bias_of_falling_distances(
+                farthest, count, in_float64, like.device
+            ).to(at_least_float32(like.dtype))
 
-        names = vars(type(self)).get("bias_tensors")  # not inherited
-        if names is None or not self.computes_bias_of(type(self)):
+        tensor_names = vars(type(self)).get("bias_tensors")  # not inherited
+        if tensor_names is None or not self.computes_bias_of(type(self)):
             return compute()
         key = farthest, count, like.dtype, like.device
-        return self.computed_or_cached(key, compute, *(getattr(self, name) for name in names))
+        return self.computed_or_cached(
+            key, compute, *(getattr(self, name) for name in tensor_names)
+        )
 
     def compute_bias_of_falling_distances(
-        self, farthest: int, count: int, double: bool, device: torch.device
+        self, farthest: int, count: int, in_float64: bool, device: torch.device
     ) -> Float[Tensor, "num_heads {count}"]:
         """Compute the bias of the distances farthest, farthest - 1, ..., `count` of them, in
-        float64 if `double`. A subclass may override it with a faster computation."""
+        float64 if `in_float64`. A subclass may override it with a faster computation."""
         distance = torch.arange(farthest, farthest - count, -1, device=device)
-        if double:
+        if in_float64:
             distance = distance.double()
         # As one row of queries: a user's `bias` may be written for distances (q_len, kv_len).
         return self._validated_bias(distance[None]).squeeze(1)
@@ -120,20 +125,20 @@ class DistanceBias(PositionEncoding):
         """Return True if this object certainly computes the bias of the class `cls`: it is no
         subclass, and no method that computes the bias was replaced on the object, as a test or a
         user may do. Otherwise a table or formula of the class would ignore the new method."""
-        methods = (
+        method_names = (
             "bias",
             "bucket",
             "bias_of_falling_distances",
             "compute_bias_of_falling_distances",
         )
         # Name by name: compiled code up to torch 2.12 cannot list an object's attributes.
-        replaced = any(vars(self).get(name) is not None for name in methods)
-        return type(self) is cls and not replaced
+        any_is_replaced = any(vars(self).get(name) is not None for name in method_names)
+        return type(self) is cls and not any_is_replaced
 
     def term(self, q: Tokens, k: Tokens) -> PairwiseBias:
         assert q.x is not None
         x = q.x
-        double = x.dtype == torch.float64
+        in_float64 = x.dtype == torch.float64
         # `_comparable_arguments` has the constructor's arguments, see `constructor_arguments`.
         # Without num_heads a class has one row for all heads; with it one row is an error, which
         # check_heads finds.
@@ -144,11 +149,11 @@ class DistanceBias(PositionEncoding):
             row is expanded, without copying it, along `head_axis`, a negative index."""
             if not has_one_row or bias.shape[head_axis] != 1:
                 return bias
-            later_sizes = [-1] * (-head_axis - 1)  # -1: these axes keep their sizes
-            return bias.expand(*bias.shape[:head_axis], x.shape[1], *later_sizes)
+            kept_sizes = [-1] * (-head_axis - 1)  # -1: these axes keep their sizes
+            return bias.expand(*bias.shape[:head_axis], x.shape[1], *kept_sizes)
 
         def by_pair(q: Tokens, k: Tokens) -> Tensor:
-            bias = for_heads(self.bias_of_pairs(q.positions, k.positions, double), head_axis=-3)
+            bias = for_heads(self.bias_of_pairs(q.positions, k.positions, in_float64), head_axis=-3)
             check_heads(self, bias.shape[-3], x)
             return bias
 

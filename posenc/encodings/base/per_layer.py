@@ -111,10 +111,10 @@ class PerLayer(PositionEncoding):
         act."""
         if num_layers >= self.period:
             return
-        name = type(self).__name__
+        class_name = type(self).__name__
         if not self.repeat:
             raise ValueError(
-                f"{caller}: {name} has encodings for {self.period} layers, and the model has "
+                f"{caller}: {class_name} has encodings for {self.period} layers, and the model has "
                 f"{num_layers}, so that the last ones never act. Give one for each layer."
             )
         shorter_pattern_hint = ""
@@ -123,8 +123,8 @@ class PerLayer(PositionEncoding):
             if self.period > 2:
                 shorter_pattern_hint += f" (such as every={num_layers})"
         raise ValueError(
-            f"{caller}: {name} repeats after {self.period} layers, and the model has {num_layers}, "
-            f"so that a part of it never acts. Use {self.period} layers or more"
+            f"{caller}: {class_name} repeats after {self.period} layers, and the model has "
+            f"{num_layers}, so that a part of it never acts. Use {self.period} layers or more"
             f"{shorter_pattern_hint}."
         )
 

@@ -94,11 +94,11 @@ class ModelShape:
     causal: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("embed_dim", "num_heads", "num_kv_heads", "head_dim", "train_length"):
-            size = getattr(self, name)
-            if size is None and name in ("num_kv_heads", "head_dim"):
+        for size_name in ("embed_dim", "num_heads", "num_kv_heads", "head_dim", "train_length"):
+            size = getattr(self, size_name)
+            if size is None and size_name in ("num_kv_heads", "head_dim"):
                 continue
-            check_count("ModelShape", name, size)
+            check_count("ModelShape", size_name, size)
         check_flag("ModelShape", "causal", self.causal)
         if self.head_dim is None:
             if self.embed_dim % self.num_heads:
@@ -138,8 +138,10 @@ class Pass:
 def _is_class_default(name: str, value: Any) -> bool:
     """Return True for an attribute of a class that an instance may set later: data, but no method,
     property or name of Python's, nor `_attribute_names` or `_class_defaults`."""
-    behaves = callable(value) or hasattr(value, "__get__")
-    return not (behaves or name.startswith("__") or name in ("_attribute_names", "_class_defaults"))
+    is_behaviour = callable(value) or hasattr(value, "__get__")
+    return not (
+        is_behaviour or name.startswith("__") or name in ("_attribute_names", "_class_defaults")
+    )
 
 
 class PositionEncoding(nn.Module):
@@ -170,7 +172,7 @@ class PositionEncoding(nn.Module):
         causal_only=True,
     )
 
-    embedding_encoding: str = ""
+    embedding_encoding_name: str = ""
     """Class name of another encoding that acts at the embeddings of the same model, which
     `for_layer` has left out; "" if there is none. What attention sees then also depends on
     positions by that encoding."""
@@ -185,7 +187,7 @@ class PositionEncoding(nn.Module):
     between releases of torch."""
     _class_defaults: tuple[str, ...] = (
         "claims",
-        "embedding_encoding",
+        "embedding_encoding_name",
         "_table_cache",
         "_attribute_names",
     )
@@ -203,8 +205,8 @@ class PositionEncoding(nn.Module):
         if "__init__" in vars(cls):
             cls.__init__ = with_checked_arguments(cls.__init__)  # type: ignore[method-assign]
         for method, places in _PLACES_OF_METHODS.items():
-            overrides = getattr(cls, method) is not getattr(PositionEncoding, method)
-            if overrides and not set(places) & set(cls.claims.places):
+            is_overridden = getattr(cls, method) is not getattr(PositionEncoding, method)
+            if is_overridden and not set(places) & set(cls.claims.places):
                 raise TypeError(
                     f"{cls.__name__} overrides {method} without claiming place "
                     f"{' or '.join(map(str, places))}: it would never be called. "
@@ -216,20 +218,23 @@ class PositionEncoding(nn.Module):
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
         """Build the encoding for a model. Arguments of the constructor that are not in `options`
         are taken from the fields of `shape` with the same name."""
-        accepted = inspect.signature(cls).parameters
+        parameters = inspect.signature(cls).parameters
         shape_fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
-        if set(options) - set(accepted):
-            raise UnknownOption(cls.__name__, options, accepted)
-        required = [
-            n for n, p in accepted.items() if p.default is p.empty and p.kind in _PASSED_BY_NAME
+        if set(options) - set(parameters):
+            raise UnknownOption(cls.__name__, options, parameters)
+        required_names = [
+            n for n, p in parameters.items() if p.default is p.empty and p.kind in _PASSED_BY_NAME
         ]
-        missing = [name for name in required if name not in shape_fields and name not in options]
-        if missing:
+        missing_names = [
+            name for name in required_names if name not in shape_fields and name not in options
+        ]
+        if missing_names:
             raise TypeError(
-                f"{cls.__name__} needs {', '.join(missing)}: give a default, or an option as in "
-                f"{cls.__name__}:{missing[0]}=1. A model fills in {', '.join(shape_fields)}."
+                f"{cls.__name__} needs {', '.join(missing_names)}: give a default, or an option as "
+                f"in {cls.__name__}:{missing_names[0]}=1. A model fills in "
+                f"{', '.join(shape_fields)}."
             )
-        shape_arguments = {name: shape_fields[name] for name in accepted if name in shape_fields}
+        shape_arguments = {name: shape_fields[name] for name in parameters if name in shape_fields}
         return cls(**{**shape_arguments, **options})
 
     @property
@@ -281,7 +286,7 @@ class PositionEncoding(nn.Module):
         if self.claims.places != (1,):
             return self
         nope = without_position(self.claims.num_axes)
-        nope.embedding_encoding = type(self).__name__
+        nope.embedding_encoding_name = type(self).__name__
         return nope
 
     def prepare(self, positions: Positions, length: int | None = None) -> "PositionEncoding":
@@ -422,10 +427,10 @@ def check_state_shape(
     """Raise ValueError unless a state has the shape (batch, heads, len, *rest)."""
     num_axes = 3 + len(rest)
     if state.ndim != num_axes or (state.shape[1], *state.shape[3:]) != (num_heads, *rest):
-        wanted = ", ".join(map(str, ("batch", num_heads, "len", *rest)))
+        wanted_shape_in_words = ", ".join(map(str, ("batch", num_heads, "len", *rest)))
         raise ValueError(
-            f"{type(encoding).__name__}: q_state and kv_state must be ({wanted}), as "
-            f"state(x, positions) returns them, got {tuple(state.shape)}."
+            f"{type(encoding).__name__}: q_state and kv_state must be ({wanted_shape_in_words}), "
+            f"as state(x, positions) returns them, got {tuple(state.shape)}."
         )
 
 

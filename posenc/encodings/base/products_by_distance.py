@@ -17,11 +17,11 @@ from posenc.encodings.base.term import ScoreMod, Scores, Term, Tokens, VisiblePa
 from posenc.encodings.numerics.tensor_views import ScoreColumns, add_columns, skew
 from posenc.positions import distances, offset_of_first_query, values_at
 
-VectorsOf = Callable[[Tensor], Tensor]
+TableReader = Callable[[Tensor], Tensor]
 """Function that reads a table: distances (distances,) -> vectors (num_heads or 1, distances,
 width)."""
 
-CachedTable = Callable[[Hashable, Callable[[], Tensor]], Tensor]
+CachingFunction = Callable[[Hashable, Callable[[], Tensor]], Tensor]
 """Function (key, compute) -> table, which returns compute() or its cached result for this key."""
 
 TILE_QUERIES, TILE_KEYS = 128, 64
@@ -35,13 +35,13 @@ class Band:
     `high`, and for all of at most `low`. Pairs at distances between the two form a band along the
     diagonal of the scores.
 
-    vectors: (num_heads or 1, distances, width); the first is for distance `first`, and the distance
+    vectors: (num_heads or 1, distances, width); the first is for `first_distance`, and the distance
         changes by `step`, 1 or -1, from one vector to the next. There are as many vectors beyond
         `low` and beyond `high` as a block has queries.
     """
 
     vectors: Tensor
-    first: int
+    first_distance: int
     step: int
     low: int
     high: int
@@ -49,7 +49,7 @@ class Band:
     def vectors_from(self, distance: int, count: int = 1) -> Tensor:
         """Return the vectors of `count` distances, beginning with `distance`, in the order of the
         table: (num_heads, count, width), or (count, width) if all heads share the table."""
-        start = (distance - self.first) * self.step
+        start = (distance - self.first_distance) * self.step
         heads_share_table = len(self.vectors) == 1
         vectors = self.vectors[0] if heads_share_table else self.vectors
         return vectors.narrow(-2, start, count)
@@ -72,43 +72,43 @@ class Bands:
 
     q_band, k_band: the vectors with which queries, and keys, are multiplied. Distances fall in
         q_band and rise in k_band.
-    k_ends: products of all keys with the vectors of k_band at its lowest and at its highest
-        distance, each (batch, num_heads, 1, kv_len); None if no key is that far.
+    k_products_at_ends: products of all keys with the vectors of k_band at its lowest and at its
+        highest distance, each (batch, num_heads, 1, kv_len); None if no key is that far.
     shift: position of the first query minus that of the first key.
     """
 
     shift: int
     q_band: Band | None
     k_band: Band | None
-    k_ends: tuple[Tensor | None, Tensor | None] = (None, None)
+    k_products_at_ends: tuple[Tensor | None, Tensor | None] = (None, None)
 
     @classmethod
     def build(
         cls,
         q: Tokens,
         k: Tokens,
-        rows: int,
+        max_rows: int,
         causal: bool,
         ends: tuple[int, int] | None,
-        read_q_table: VectorsOf | None = None,
-        read_k_table: VectorsOf | None = None,
+        read_q_table: TableReader | None = None,
+        read_k_table: TableReader | None = None,
         k_vectors: Tensor | None = None,
-        table_cache: CachedTable | None = None,
+        table_cache: CachingFunction | None = None,
     ) -> "Bands | None":
-        """Build the tables for blocks of at most `rows` queries; return None unless positions are
-        known to be consecutive.
+        """Build the tables for blocks of at most `max_rows` queries; return None unless positions
+        are known to be consecutive.
 
         ends: the lowest and the highest distance at which the tables change; None: no limit.
-        causal: True if blocks need no distance below -rows.
+        causal: True if blocks need no distance below -max_rows.
         read_q_table, read_k_table, k_vectors, table_cache: as in ProductsByDistance.
         """
         shift = offset_of_first_query(q.positions_or_range, k.positions_or_range)
         if shift is None:
             return None
-        low, high = _lowest_and_highest_distance(shift, len(q), len(k), rows, causal, ends)
+        low, high = _lowest_and_highest_distance(shift, len(q), len(k), max_rows, causal, ends)
 
         def make_band(
-            read_table: VectorsOf | None, first_distance: int, last_distance: int, step: int
+            read_table: TableReader | None, first_distance: int, last_distance: int, step: int
         ) -> Band | None:
             """Return the band with the vectors at distances first_distance, first_distance + step,
             ..., last_distance, which `read_table` returns; None if `read_table` is None."""
@@ -128,17 +128,17 @@ class Bands:
                 high,
             )
 
-        q_band = make_band(read_q_table, high + rows, low - rows, -1)
-        k_band = make_band(read_k_table, low - rows, high + rows, 1)
+        q_band = make_band(read_q_table, high + max_rows, low - max_rows, -1)
+        k_band = make_band(read_k_table, low - max_rows, high + max_rows, 1)
         if k_band is None:
             return cls(shift, q_band, None)
         assert k_vectors is not None
         products_at_low = None
         products_at_high = None
-        # A block takes the vector of `low` for keys from shift + rows - 1 - low on, and that of
+        # A block takes the vector of `low` for keys from shift + max_rows - 1 - low on, and that of
         # `high` for keys before shift - high + 1, see Band.near_keys. The first block begins to do
         # so earliest, and the last query gets the most keys at `high`.
-        some_key_at_low = shift + min(rows, len(q)) - 1 - low < len(k)
+        some_key_at_low = shift + min(max_rows, len(q)) - 1 - low < len(k)
         if some_key_at_low:
             products_at_low = k_band.vectors_from(low) @ k_vectors.mT
         some_key_at_high = shift + len(q) > high
@@ -165,15 +165,20 @@ class Bands:
         if self.q_band is not None:
             assert q_vectors is not None
             tiles = [
-                _products_of_queries(self.q_band, shift + i * TILE_QUERIES, num_keys, tile)
-                for i, tile in enumerate(q_vectors.split(TILE_QUERIES, 2))
+                _products_of_queries(self.q_band, shift + i * TILE_QUERIES, num_keys, tile_vectors)
+                for i, tile_vectors in enumerate(q_vectors.split(TILE_QUERIES, 2))
             ]
-            scores = add_columns(scores, *tiles, rows=TILE_QUERIES)
+            scores = add_columns(scores, *tiles, rows_per_tile=TILE_QUERIES)
         if self.k_band is not None:
             assert k_vectors is not None
-            k_ends = [None if end is None else end[..., keys] for end in self.k_ends]
-            parts = _products_of_keys(self.k_band, shift, num_rows, num_keys, k_vectors, k_ends)
-            scores = add_columns(scores, parts)
+            k_products_at_ends = [
+                None if products_at_end is None else products_at_end[..., keys]
+                for products_at_end in self.k_products_at_ends
+            ]
+            k_parts = _products_of_keys(
+                self.k_band, shift, num_rows, num_keys, k_vectors, k_products_at_ends
+            )
+            scores = add_columns(scores, k_parts)
         return scores
 
     def product(self, rows: slice, keys: slice, q_vectors: Tensor) -> Tensor | None:
@@ -184,8 +189,8 @@ class Bands:
         num_rows = q_vectors.shape[2]
         if self.q_band is None or self.k_band is not None or num_rows > TILE_QUERIES:
             return None
-        all_near = self.q_band.near_keys(shift, num_rows, num_keys) == (0, num_keys)
-        if not all_near:
+        all_keys_are_near = self.q_band.near_keys(shift, num_rows, num_keys) == (0, num_keys)
+        if not all_keys_are_near:
             return None
         _, _, product = next(_products_of_queries(self.q_band, shift, num_keys, q_vectors))
         return product
@@ -210,49 +215,54 @@ def _lowest_and_highest_distance(
 
 
 def _products_of_queries(
-    band: Band, shift: int, num_keys: int, q: Tensor
+    band: Band, shift: int, num_keys: int, q_vectors: Tensor
 ) -> Iterator[ScoreColumns]:
     """Yield the products of a block's queries with the vectors of their distances to keys, as
     columns of scores in at most three parts: keys with the vector of `high`, keys that
     `band.near_keys` returns, and keys with the vector of `low`.
 
-    shift: position of the first query minus that of the first key. q: query vectors (batch,
+    shift: position of the first query minus that of the first key. q_vectors: query vectors (batch,
     num_heads, rows, width).
     """
-    num_rows = q.shape[2]
+    num_rows = q_vectors.shape[2]
     kv_start, kv_stop = band.near_keys(shift, num_rows, num_keys)
     if kv_start:
-        yield 0, kv_start, q @ band.vectors_from(band.high).mT
+        yield 0, kv_start, q_vectors @ band.vectors_from(band.high).mT
     if kv_start < kv_stop:
         near_vectors = band.vectors_from(
             shift + num_rows - 1 - kv_start, num_rows + kv_stop - kv_start
         )
-        yield kv_start, kv_stop, skew(q @ near_vectors.mT, kv_stop - kv_start)
+        yield kv_start, kv_stop, skew(q_vectors @ near_vectors.mT, kv_stop - kv_start)
     if kv_stop < num_keys:
-        yield kv_stop, num_keys, q @ band.vectors_from(band.low).mT
+        yield kv_stop, num_keys, q_vectors @ band.vectors_from(band.low).mT
 
 
 def _products_of_keys(
-    band: Band, shift: int, num_rows: int, num_keys: int, k: Tensor, k_ends: list[Tensor | None]
+    band: Band,
+    shift: int,
+    num_rows: int,
+    num_keys: int,
+    k_vectors: Tensor,
+    k_products_at_ends: list[Tensor | None],
 ) -> Iterator[ScoreColumns]:
     """Yield the products of a block's keys with the vectors of their distances to queries, as
     columns of scores in the three parts that `_products_of_queries` yields, with TILE_KEYS near
     keys at a time.
 
-    shift: position of the first query minus that of the first key. k: key vectors (batch,
-    num_heads, keys, width). k_ends: as in Bands, for the keys of the block.
+    shift: position of the first query minus that of the first key. k_vectors: key vectors (batch,
+    num_heads, keys, width). k_products_at_ends: as in Bands, for the keys of the block.
     """
     kv_start, kv_stop = band.near_keys(shift, num_rows, num_keys)
     if kv_start:
-        assert k_ends[1] is not None
-        yield 0, kv_start, k_ends[1][..., :kv_start]
+        assert k_products_at_ends[1] is not None
+        yield 0, kv_start, k_products_at_ends[1][..., :kv_start]
     for start in range(kv_start, kv_stop, TILE_KEYS):
         stop = min(start + TILE_KEYS, kv_stop)
         near_vectors = band.vectors_from(shift - stop + 1, stop - start + num_rows)
-        yield start, stop, skew(k[:, :, start:stop] @ near_vectors.mT, num_rows).mT
+        yield start, stop, skew(k_vectors[:, :, start:stop] @ near_vectors.mT, num_rows).mT
     if kv_stop < num_keys:
-        assert k_ends[0] is not None
-        yield kv_stop, num_keys, k_ends[0][..., kv_stop:]
+        assert k_products_at_ends[0] is not None
+        yield kv_stop, num_keys, k_products_at_ends[0][..., kv_stop:]
 
 
 class ProductsByDistance(Term):
@@ -284,10 +294,10 @@ class ProductsByDistance(Term):
         k: Tokens,
         ends: tuple[int, int] | None,
         q_vectors: Float[Tensor, "batch num_heads {len(q)} q_width"] | None = None,
-        read_q_table: VectorsOf | None = None,
+        read_q_table: TableReader | None = None,
         k_vectors: Float[Tensor, "batch num_heads {len(k)} k_width"] | None = None,
-        read_k_table: VectorsOf | None = None,
-        table_cache: CachedTable | None = None,
+        read_k_table: TableReader | None = None,
+        table_cache: CachingFunction | None = None,
     ) -> None:
         super().__init__(q, k)
         self.ends = ends
@@ -297,26 +307,33 @@ class ProductsByDistance(Term):
         self.read_k_table = read_k_table
         self.table_cache = table_cache
         self.bands: Bands | None = None
-        self._all_q: Tensor | None = None
-        self._all_k: Tensor | None = None
+        self._q_table: Tensor | None = None
+        self._k_table: Tensor | None = None
 
-    def prepare_blocks(self, rows: int, causal: bool) -> Self:
-        if self._has_at_most_one_vector_per_query(rows):
+    def prepare_blocks(self, max_rows: int, causal: bool) -> Self:
+        if self._has_at_most_one_vector_per_query(max_rows):
             bands = None
         else:
-            tables = (self.read_q_table, self.read_k_table, self.k_vectors, self.table_cache)
-            bands = Bands.build(self.q_tokens, self.k_tokens, rows, causal, self.ends, *tables)
+            table_arguments = (
+                self.read_q_table,
+                self.read_k_table,
+                self.k_vectors,
+                self.table_cache,
+            )
+            bands = Bands.build(
+                self.q_tokens, self.k_tokens, max_rows, causal, self.ends, *table_arguments
+            )
         prepared = self._with_all_vectors() if bands is None else self.copy()
         prepared.bands = bands
         return prepared
 
-    def _has_at_most_one_vector_per_query(self, rows: int) -> bool:
-        """Return True if one block, of `rows` queries, has all queries, and the table has no more
-        vectors, from the one end to the other, than there are queries."""
+    def _has_at_most_one_vector_per_query(self, max_rows: int) -> bool:
+        """Return True if one block, of `max_rows` queries, has all queries, and the table has no
+        more vectors, from the one end to the other, than there are queries."""
         if torch.compiler.is_compiling() or self.ends is None:  # a graph must not depend on lengths
             return False
         low, high = self.ends
-        return high - low < len(self.q_tokens) <= rows
+        return high - low < len(self.q_tokens) <= max_rows
 
     def _with_all_vectors(self) -> Self:
         """Return a copy that has read the vectors of all distances from one end to the other, if
@@ -325,16 +342,18 @@ class ProductsByDistance(Term):
         if self.ends is not None:
             low, high = self.ends
             distance = torch.arange(low, high + 1, device=self.q_tokens.device)
-            prepared._all_q = None if self.read_q_table is None else self.read_q_table(distance)
-            prepared._all_k = None if self.read_k_table is None else self.read_k_table(distance)
+            prepared._q_table = None if self.read_q_table is None else self.read_q_table(distance)
+            prepared._k_table = None if self.read_k_table is None else self.read_k_table(distance)
         return prepared
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: VisiblePairs | None) -> Scores:
-        q = None if self.q_vectors is None else self.q_vectors[:, :, rows]
-        k = None if self.k_vectors is None else self.k_vectors[:, :, keys]
+        q_vectors = None if self.q_vectors is None else self.q_vectors[:, :, rows]
+        k_vectors = None if self.k_vectors is None else self.k_vectors[:, :, keys]
         if self.bands is not None:
-            return self.bands.add(scores, rows, keys, q, k)
-        return self._add_at_any_positions(scores, self.q_tokens[rows], self.k_tokens[keys], q, k)
+            return self.bands.add(scores, rows, keys, q_vectors, k_vectors)
+        return self._add_at_any_positions(
+            scores, self.q_tokens[rows], self.k_tokens[keys], q_vectors, k_vectors
+        )
 
     def product(
         self, rows: slice, keys: slice
@@ -357,25 +376,26 @@ class ProductsByDistance(Term):
         with the vectors of all distances, and gather for each pair the product of its distance."""
         assert self.ends is not None  # see the class
         low, high = self.ends
-        column = _round_down(distances(q.positions, k.positions)).clamp(low, high) - low
-        if column.ndim == 3:  # (batch, rows, keys)
-            column = column[:, None]
+        distance_index = _round_down(distances(q.positions, k.positions)).clamp(low, high) - low
+        if distance_index.ndim == 3:  # (batch, rows, keys)
+            distance_index = distance_index[:, None]
         q_products, k_products = self._products_with_all_vectors(q_vectors, k_vectors)
         if q_products is not None:
-            scores = scores + q_products.gather(-1, column.expand(scores.shape))
+            scores = scores + q_products.gather(-1, distance_index.expand(scores.shape))
         if k_products is not None:
             shape = (*scores.shape[:2], scores.shape[-1], scores.shape[-2])
-            scores = scores + k_products.gather(-1, column.mT.expand(shape)).mT
+            scores = scores + k_products.gather(-1, distance_index.mT.expand(shape)).mT
         return scores
 
     def _products_with_all_vectors(
-        self, q: Tensor | None, k: Tensor | None
+        self, q_vectors: Tensor | None, k_vectors: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return the products of q and of k, each (batch, num_heads, len, width) or None, with the
-        vectors of all distances: (batch, num_heads, len, distances) or None."""
+        """Return the products of the query vectors and of the key vectors, each (batch, num_heads,
+        len, width) or None, with the vectors of all distances: (batch, num_heads, len, distances)
+        or None."""
         return (
-            None if q is None or self._all_q is None else q @ self._all_q.mT,
-            None if k is None or self._all_k is None else k @ self._all_k.mT,
+            None if q_vectors is None or self._q_table is None else q_vectors @ self._q_table.mT,
+            None if k_vectors is None or self._k_table is None else k_vectors @ self._k_table.mT,
         )
 
     def make_score_mod(self) -> ScoreMod:  # type: ignore[override]
@@ -390,11 +410,11 @@ class ProductsByDistance(Term):
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
             """Return the score of a pair plus its products with the vectors of its distance."""
             distance = values_at(q_positions, batch, q_idx) - values_at(kv_positions, batch, kv_idx)
-            row = _round_down(distance).clamp(low, high) - low
+            distance_index = _round_down(distance).clamp(low, high) - low
             if q_products is not None:
-                score = score + q_products[batch, head, q_idx, row]
+                score = score + q_products[batch, head, q_idx, distance_index]
             if k_products is not None:
-                score = score + k_products[batch, head, kv_idx, row]
+                score = score + k_products[batch, head, kv_idx, distance_index]
             return score
 
         return mod

@@ -53,27 +53,29 @@ class Tokens:
         if device is None and some_tensor is not None:
             device = some_tensor.device
         self.device = device
-        consecutive = as_range(positions) if num_axes == 1 else None
-        if isinstance(positions, range) and consecutive is None:
+        range_if_consecutive = as_range(positions) if num_axes == 1 else None
+        if isinstance(positions, range) and range_if_consecutive is None:
             positions = as_tensor(positions, self.device)
-        self._tensor = positions if isinstance(positions, Tensor) else None
-        self.positions_or_range: Tensor | range = positions if consecutive is None else consecutive
+        self._position_tensor = positions if isinstance(positions, Tensor) else None
+        self.positions_or_range: Tensor | range = (
+            positions if range_if_consecutive is None else range_if_consecutive
+        )
 
     @property
     def positions(self) -> Shaped[Tensor, "..."]:
         """Return the positions as a tensor."""
-        if self._tensor is None:
-            self._tensor = as_tensor(self.positions_or_range, self.device)
-        return self._tensor
+        if self._position_tensor is None:
+            self._position_tensor = as_tensor(self.positions_or_range, self.device)
+        return self._position_tensor
 
     def __getitem__(self, span: slice) -> "Tokens":
         part = self._copy()
         if self.x is not None:
             part.x = self.x[:, :, span]
         part.positions_or_range = self._select_positions(self.positions_or_range, span)
-        part._tensor = None
-        if self._tensor is not None:
-            part._tensor = self._select_positions(self._tensor, span)  # type: ignore[assignment]
+        part._position_tensor = None
+        if self._position_tensor is not None:
+            part._position_tensor = self._select_positions(self._position_tensor, span)  # type: ignore[assignment]
         if self.state is not None:
             part.state = self.state[:, :, span]
         if self.true_positions is not None:
@@ -114,21 +116,21 @@ class Tokens:
         copied.num_axes = self.num_axes
         copied.true_positions = self.true_positions
         copied.device = self.device
-        copied._tensor = self._tensor
+        copied._position_tensor = self._position_tensor
         copied.positions_or_range = self.positions_or_range
         return copied
 
     def at(self, positions: Positions, *, mapped: bool = True) -> "Tokens":
         """Return the same tokens at other positions. If `mapped`, these come from a position map,
         and the original ones are kept as true_positions."""
-        if mapped and positions is self._tensor:
+        if mapped and positions is self._position_tensor:
             return self
-        original = None
+        original_positions = None
         if mapped:
-            original = (
+            original_positions = (
                 self.positions_or_range if self.true_positions is None else self.true_positions
             )
-        return Tokens(self.x, positions, self.state, self.num_axes, original, self.device)
+        return Tokens(self.x, positions, self.state, self.num_axes, original_positions, self.device)
 
     def unmapped(self) -> "Tokens":
         """Return the same tokens at their original positions."""
@@ -234,9 +236,10 @@ class Term:
         self.q_tokens = q
         self.k_tokens = k
 
-    def prepare_blocks(self, rows: int, causal: bool) -> "Term":
-        """Return a term that has computed what all blocks of at most `rows` queries read, such as
-        tables; by default the term itself. If `causal`, blocks read no distance below -rows."""
+    def prepare_blocks(self, max_rows: int, causal: bool) -> "Term":
+        """Return a term that has computed what all blocks of at most `max_rows` queries read, such
+        as tables; by default the term itself. If `causal`, blocks read no distance below
+        -max_rows."""
         return self
 
     def copy(self) -> Self:
@@ -280,10 +283,10 @@ class Chain(Term):
         self.terms = tuple(terms)
         self.additive = all(t.additive for t in terms)
         self.reads_mask = any(t.reads_mask for t in terms)
-        value_sums = [t.sum_values for t in terms if t.sum_values is not None]
-        if len(value_sums) > 1:
+        functions_summing_values = [t.sum_values for t in terms if t.sum_values is not None]
+        if len(functions_summing_values) > 1:
             raise ValueError("Two encodings act on the values (place 4); at most one may.")
-        self.sum_values = value_sums[0] if value_sums else None
+        self.sum_values = functions_summing_values[0] if functions_summing_values else None
         if all(t.by_distance is not None for t in terms):
             self.by_distance = self._by_distance
         if all(t.formulas is not None for t in terms):
@@ -293,9 +296,9 @@ class Chain(Term):
         if all(t.make_score_mod is not None for t in terms):
             self.make_score_mod = self._make_score_mod
 
-    def prepare_blocks(self, rows: int, causal: bool) -> "Chain":
+    def prepare_blocks(self, max_rows: int, causal: bool) -> "Chain":
         return Chain(
-            self.q_tokens, self.k_tokens, [t.prepare_blocks(rows, causal) for t in self.terms]
+            self.q_tokens, self.k_tokens, [t.prepare_blocks(max_rows, causal) for t in self.terms]
         )
 
     def extra_score_arrays(self, needs_grad: bool) -> float:
@@ -324,10 +327,10 @@ class Chain(Term):
 
     def _make_score_mod(self) -> ScoreMod:
         """Return a score_mod that applies the score_mods of all terms in order."""
-        mods = [t.make_score_mod() for t in self.terms]  # type: ignore[misc]
+        score_mods = [t.make_score_mod() for t in self.terms]  # type: ignore[misc]
 
         def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
-            for next_mod in mods:
+            for next_mod in score_mods:
                 score = next_mod(score, batch, head, q_idx, kv_idx)
             return score
 

@@ -35,10 +35,12 @@ class AddedEmbedding(PositionEncoding):
         raise NotImplementedError(f"{type(self).__name__} must define vectors(positions, dtype)")
 
     def embed(self, x: Embedded, positions: Real[Tensor, "..."]) -> Embedded:
-        name = type(self).__name__
+        class_name = type(self).__name__
         num_axes = self.claims.num_axes
-        checked = validated_embedding_positions(name, x, positions, self.embed_dim, num_axes)
-        positions = as_tensor(checked, x.device)
+        checked_positions = validated_embedding_positions(
+            class_name, x, positions, self.embed_dim, num_axes
+        )
+        positions = as_tensor(checked_positions, x.device)
         dtype = at_least_float32(x.dtype)
         return (x.to(dtype) + self.vectors(positions, dtype)).to(x.dtype)
 

@@ -40,8 +40,8 @@ def interpolate(
     lower_rows = wide_rows[torch.tensor(lower, device=table.device)]
     upper_rows = wide_rows[torch.tensor(upper, device=table.device)]
     upper_weight = torch.tensor(upper_weights, dtype=wide_rows.dtype, device=table.device)[:, None]
-    grown = (1 - upper_weight) * lower_rows + upper_weight * upper_rows
-    return torch.cat([kept_rows, grown.to(table.dtype)])
+    new_rows = (1 - upper_weight) * lower_rows + upper_weight * upper_rows
+    return torch.cat([kept_rows, new_rows.to(table.dtype)])
 
 
 def tile(
@@ -94,10 +94,10 @@ def hierarchical(
     wide_rows = rows.to(_work_dtype(table))
     digit_vectors = (wide_rows - alpha * wide_rows[:1]) / (1 - alpha)
     index = torch.arange(num_positions, device=table.device)
-    grown = (
+    new_rows = (
         alpha * digit_vectors[index // len(rows)] + (1 - alpha) * digit_vectors[index % len(rows)]
     )
-    return torch.cat([kept_rows, grown.to(table.dtype)])
+    return torch.cat([kept_rows, new_rows.to(table.dtype)])
 
 
 def interpolate_2d(
@@ -132,10 +132,10 @@ def interpolate_2d(
         )
     image = rows.to(_work_dtype(table)).unflatten(0, old_grid).permute(2, 0, 1)[None]
     # Give the size, because a rounded scale factor would lose a row or a column.
-    grown = F.interpolate(
+    new_image = F.interpolate(
         image, size=new_grid, mode="bicubic", align_corners=align_corners, antialias=antialias
     )
-    return torch.cat([kept_rows, grown[0].permute(1, 2, 0).flatten(0, 1).to(table.dtype)])
+    return torch.cat([kept_rows, new_image[0].permute(1, 2, 0).flatten(0, 1).to(table.dtype)])
 
 
 def _kept_and_position_rows(

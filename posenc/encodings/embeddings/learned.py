@@ -99,16 +99,16 @@ class Learned(AddedEmbedding):
         return F.embedding(positions, self.weight).to(dtype)
 
 
-def check_row_indices(name: str, what: str, index: Int[Tensor, "..."], num_rows: int) -> None:
+def check_row_indices(name: str, index_name: str, index: Int[Tensor, "..."], num_rows: int) -> None:
     """Raise ValueError for an index below 0 or from `num_rows` on; indices that are not on the CPU
     are not checked.
 
-    name, what: words for the message, the class and what the index counts, such as "row".
+    name, index_name: words for the message, the class and what the index counts, such as "row".
     """
     low, high = extremes_if_readable(index) or (0, 0)
     if low < 0 or high >= num_rows:
-        outside = high if high >= num_rows else low
+        invalid_index = high if high >= num_rows else low
         raise ValueError(
-            f"{name}: {what} {outside} is outside of the table, which has {num_rows} rows. "
-            "Grow the table or shorten the input."
+            f"{name}: {index_name} {invalid_index} is outside of the table, which has {num_rows} "
+            "rows. Grow the table or shorten the input."
         )

@@ -111,12 +111,12 @@ class Learned2D(AddedEmbedding):
         if not positions.is_floating_point():
             return positions
         cells = move_placeless_to_origin(positions)
-        whole = cells.floor()
-        _, most = extremes_if_readable(cells - whole) or (0, 0)
-        if not most == 0:
+        whole_cells = cells.floor()
+        _, largest_fraction = extremes_if_readable(cells - whole_cells) or (0, 0)
+        if not largest_fraction == 0:
             raise ValueError(
                 "Learned2D: positions must be whole rows and columns, as posenc.positions.grid "
                 "returns, or NaN for class tokens; got one between two cells. Use resize for "
                 "another grid, or SinCos2D for real coordinates."
             )
-        return whole.long()
+        return whole_cells.long()

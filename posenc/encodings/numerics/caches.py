@@ -79,8 +79,8 @@ class TableCache:
                 return table
             del self._entries[key]
         if len(self._entries) == MAX_TABLES:
-            oldest = next(iter(self._entries))
-            del self._entries[oldest]
+            oldest_key = next(iter(self._entries))
+            del self._entries[oldest_key]
         table = compute()
         self._entries[key] = tuple(t.detach().clone() for t in inputs), table
         return table
@@ -91,5 +91,5 @@ def _same_tensors(before: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> bool:
     Tensors with NaN are never the same."""
     if len(before) != len(now):
         return False
-    pairs = zip(before, now, strict=True)
-    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
+    tensor_pairs = zip(before, now, strict=True)
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in tensor_pairs)

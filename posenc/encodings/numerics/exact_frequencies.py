@@ -40,7 +40,7 @@ class ExactFrequencies:
         """
         self.inv_freq = tuple(inv_freq)
         self.axes = None if axes is None else tuple(axes)
-        self.turns = Constants(turns_in_fixed_point(self.inv_freq))
+        self.units_per_position = Constants(turns_in_fixed_point(self.inv_freq))
         self._radians_rounded_away = Constants(radians_rounded_away(self.inv_freq))
         self._axis_of_frequency = Constants(() if axes is None else axes)
         self._radians_per_position = Constants([float(f) for f in self.inv_freq])
@@ -71,19 +71,25 @@ class ExactFrequencies:
         if self.axes is None:
             positions = positions[..., None]
         else:
-            index = self._axis_of_frequency.like(positions.new_empty(0, dtype=torch.int64))
-            positions = positions.index_select(-1, index)
+            axis_index = self._axis_of_frequency.like(positions.new_empty(0, dtype=torch.int64))
+            positions = positions.index_select(-1, axis_index)
         if positions.is_floating_point():
-            whole = positions.double().floor().long()
+            whole_positions = positions.double().floor().long()
         else:
-            whole = positions.long()
+            whole_positions = positions.long()
         # Products of int64 wrap at a full turn, which is 2^64 units.
-        angle = (whole * self.turns.like(whole)).double() * _RADIANS_PER_UNIT
-        whole_double = whole.double()
-        angle = torch.addcmul(angle, whole_double, self._radians_rounded_away.like(whole_double))
+        angle = (
+            whole_positions * self.units_per_position.like(whole_positions)
+        ).double() * _RADIANS_PER_UNIT
+        whole_positions_as_float = whole_positions.double()
+        angle = torch.addcmul(
+            angle,
+            whole_positions_as_float,
+            self._radians_rounded_away.like(whole_positions_as_float),
+        )
         if not positions.is_floating_point():
             return angle
-        fraction = positions.double() - whole
+        fraction = positions.double() - whole_positions
         return angle + torch.remainder(
             fraction * self._radians_per_position.like(fraction), 2 * math.pi
         )

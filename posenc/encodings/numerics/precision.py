@@ -22,8 +22,12 @@ def per_head(values: Tensor, like: Tensor) -> Tensor:
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
     """Return a context manager that disables autocast, for results that must be float32."""
-    kind = device.type
-    return torch.autocast(kind, enabled=False) if autocast_enabled(kind) else nullcontext()
+    device_kind = device.type
+    return (
+        torch.autocast(device_kind, enabled=False)
+        if autocast_enabled(device_kind)
+        else nullcontext()
+    )
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

@@ -12,12 +12,15 @@ def alibi_slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
     With P the largest power of two up to num_heads: 2^(-bias_max h / P) for h = 1 .. P. Further
     heads get every second slope of 2P heads. alibi_slopes(3) -> (0.0625, 0.00390625, 0.25).
     """
-    largest_power = 1 << (num_heads.bit_length() - 1)
-    first_slopes = [2 ** (-bias_max * h / largest_power) for h in range(1, largest_power + 1)]
-    further_slopes = [
-        2 ** (-bias_max * h / (2 * largest_power)) for h in range(1, 2 * largest_power + 1, 2)
+    largest_power_of_two = 1 << (num_heads.bit_length() - 1)
+    first_slopes = [
+        2 ** (-bias_max * h / largest_power_of_two) for h in range(1, largest_power_of_two + 1)
     ]
-    return tuple(first_slopes + further_slopes[: num_heads - largest_power])
+    further_slopes = [
+        2 ** (-bias_max * h / (2 * largest_power_of_two))
+        for h in range(1, 2 * largest_power_of_two + 1, 2)
+    ]
+    return tuple(first_slopes + further_slopes[: num_heads - largest_power_of_two])
 
 
 def alibi_slopes_and_sides(

@@ -34,7 +34,7 @@ def repeat_kv_heads(t: Tensor, num_heads: int, dim: int = 1) -> Tensor:
     return t.repeat_interleave(num_heads // num_kv_heads, dim)
 
 
-def skew(by_distance: Tensor, kv_len: int) -> Tensor:
+def skew(values_by_distance: Tensor, kv_len: int) -> Tensor:
     """View values by distance, (..., q_len, q_len + kv_len), as values by key, (..., q_len,
     kv_len). Columns of the argument are for falling distances: the first one for the last query and
     the first key; the last one is not used.
@@ -50,9 +50,9 @@ def skew(by_distance: Tensor, kv_len: int) -> Tensor:
     at q_len - 1 for the first query, and width - 1 further for each next one. So from number q_len
     - 1 on, rows of width - 1 numbers begin with them.
     """
-    q_len, width = by_distance.shape[-2:]
-    flat = by_distance.flatten(-2).narrow(-1, q_len - 1, q_len * (width - 1))
-    return flat.unflatten(-1, (q_len, width - 1)).narrow(-1, 0, kv_len)
+    q_len, width = values_by_distance.shape[-2:]
+    flat_values = values_by_distance.flatten(-2).narrow(-1, q_len - 1, q_len * (width - 1))
+    return flat_values.unflatten(-1, (q_len, width - 1)).narrow(-1, 0, kv_len)
 
 
 ScoreColumns = tuple[int, int, Tensor]
@@ -60,28 +60,34 @@ ScoreColumns = tuple[int, int, Tensor]
 is (..., rows, stop - start), where axes may be 1."""
 
 
-def add_columns(scores: Tensor, *tiles: Iterable[ScoreColumns], rows: int | None = None) -> Tensor:
+def add_columns(
+    scores: Tensor, *tiles: Iterable[ScoreColumns], rows_per_tile: int | None = None
+) -> Tensor:
     """Add numbers, given for some columns at a time, to the scores (..., q_len, kv_len) in place,
     and return the scores.
 
-    tiles: one for each block of `rows` consecutive rows of scores. A tile is an iterable of
-        ScoreColumns in any order, which together must have each column once: with gradients enabled
-        anything else raises RuntimeError.
-    rows: number of rows of each tile; the last may have fewer. None: one tile has all rows.
+    tiles: one for each block of `rows_per_tile` consecutive rows of scores. A tile is an iterable
+        of ScoreColumns in any order, which together must have each column once: with gradients
+        enabled anything else raises RuntimeError.
+    rows_per_tile: the last tile may have fewer. None: one tile has all rows.
     """
-    blocks = scores.split(rows or scores.shape[-2], -2)
+    blocks = scores.split(rows_per_tile or scores.shape[-2], -2)
     if not torch.is_grad_enabled():
         for block, parts in zip(blocks, tiles, strict=True):
             for start, stop, part in parts:
                 block[..., start:stop].add_(part)
         return scores
     # One addition: the gradient of an addition to a slice would copy all scores.
-    added = [_concatenate_columns(parts, block) for parts, block in zip(tiles, blocks, strict=True)]
-    return scores.add_(added[0] if len(added) == 1 else torch.cat(added, -2))
+    added_blocks = [
+        _concatenate_columns(parts, block) for parts, block in zip(tiles, blocks, strict=True)
+    ]
+    return scores.add_(added_blocks[0] if len(added_blocks) == 1 else torch.cat(added_blocks, -2))
 
 
 def _concatenate_columns(parts: Iterable[ScoreColumns], like: Tensor) -> Tensor:
     """Concatenate `parts`, which together have all columns of `like`, in the order of their
     columns, into a tensor of its shape."""
-    in_order = sorted(parts, key=lambda part: part[0])
-    return torch.cat([t.expand(*like.shape[:-1], stop - start) for start, stop, t in in_order], -1)
+    sorted_parts = sorted(parts, key=lambda part: part[0])
+    return torch.cat(
+        [t.expand(*like.shape[:-1], stop - start) for start, stop, t in sorted_parts], -1
+    )

@@ -21,11 +21,15 @@ _KINDS_WITH_AUTOCAST = frozenset(
 """Kinds of devices with autocast, for compiled code: up to torch 2.12 it cannot ask."""
 
 
-def autocast_enabled(kind: str) -> bool:
+def autocast_enabled(device_kind: str) -> bool:
     """Return True if autocast is on for this kind of device, such as "cuda"."""
-    compiling = torch.compiler.is_compiling()
-    available = kind in _KINDS_WITH_AUTOCAST if compiling else torch.amp.is_autocast_available(kind)
-    return available and torch.is_autocast_enabled(kind)
+    is_compiling = torch.compiler.is_compiling()
+    is_available = (
+        device_kind in _KINDS_WITH_AUTOCAST
+        if is_compiling
+        else torch.amp.is_autocast_available(device_kind)
+    )
+    return is_available and torch.is_autocast_enabled(device_kind)
 
 
 def compile_with_separate_limit(
@@ -75,8 +79,8 @@ def is_readable(t: Tensor) -> bool:
 def outside_inference_mode() -> AbstractContextManager:
     """Return a context manager in which new tensors can be saved for a later backward pass, even
     within inference mode."""
-    inside = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
-    return torch.inference_mode(False) if inside else nullcontext()
+    is_inside = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+    return torch.inference_mode(False) if is_inside else nullcontext()
 
 
 def extremes_if_readable(t: Tensor) -> tuple[float, float] | None:

@@ -80,12 +80,12 @@ class AxialRoPE(Rotation):
             (column_axis, row_axis) if column_first else (row_axis, column_axis)
         )
         if alternating:
-            series = inverse_frequencies(head_dim, rope_theta)
+            joint_series = inverse_frequencies(head_dim, rope_theta)
             # The row has the terms with even indices, the column the others, whichever comes first.
-            inv_freq = series[first_axis::2] + series[second_axis::2]
+            inv_freq = joint_series[first_axis::2] + joint_series[second_axis::2]
         else:
-            of_one_axis = inverse_frequencies(head_dim // 2, rope_theta)
-            inv_freq = of_one_axis + of_one_axis
+            series_of_one_axis = inverse_frequencies(head_dim // 2, rope_theta)
+            inv_freq = series_of_one_axis + series_of_one_axis
         if frequencies_in_turns:
             self.claims = replace(self.claims, coordinates="normalized")
             inv_freq = tuple(DECIMAL_CONTEXT.multiply(f, TWO_PI) for f in inv_freq)

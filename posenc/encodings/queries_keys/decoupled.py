@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.queries_keys.rotation import Pairs, Vectors
+from posenc.encodings.queries_keys.rotation import CosOrSin, Vectors
 from posenc.frequencies.scalings.scaling import Scaling
 
 
@@ -70,11 +70,12 @@ class DecoupledRoPE(RoPE):
             head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling
         )
 
-    def rotate_channels(self, xs: Vectors, cos: Pairs, sin: Pairs) -> Vectors:
+    def rotate_channels(self, xs: Vectors, cos: CosOrSin, sin: CosOrSin) -> Vectors:
         content_dim = self.head_dim - self.rotary_dim
         rotated = super().rotate_channels([x[..., content_dim:] for x in xs], cos, sin)
         return [
-            torch.cat([x[..., :content_dim], part], -1) for x, part in zip(xs, rotated, strict=True)
+            torch.cat([x[..., :content_dim], rotated_part], -1)
+            for x, rotated_part in zip(xs, rotated, strict=True)
         ]
 
 

@@ -84,21 +84,27 @@ class FoPE(QueryKeyEncoding):
                 "complete a turn."
             )
         self.exact_frequencies = ExactFrequencies(kept_frequencies)
-        size = (num_kv_heads, len(kept_frequencies), min(len(kept_frequencies), head_dim // 4))
-        self.cos_weight = nn.Parameter(torch.empty(size), requires_grad=False)
-        self.sin_weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        weight_shape = (
+            num_kv_heads,
+            len(kept_frequencies),
+            min(len(kept_frequencies), head_dim // 4),
+        )
+        self.cos_weight = nn.Parameter(torch.empty(weight_shape), requires_grad=False)
+        self.sin_weight = nn.Parameter(torch.empty(weight_shape), requires_grad=False)
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw random weights, and add 1 to the weight of one frequency of each pair."""
         _, num_frequencies, num_pairs = self.cos_weight.shape
-        # Pair t turns mainly with frequency t * step; the last pairs may have none.
-        step = -(-num_frequencies // num_pairs)
-        pair = torch.arange(-(-num_frequencies // step), device=self.cos_weight.device)
+        # Pair t turns mainly with frequency t * frequencies_per_pair; the last pairs may have none.
+        frequencies_per_pair = -(-num_frequencies // num_pairs)
+        pair_indices = torch.arange(
+            -(-num_frequencies // frequencies_per_pair), device=self.cos_weight.device
+        )
         for weight in (self.sin_weight, self.cos_weight):
             nn.init.xavier_normal_(weight, self.gain)
-            weight[:, pair * step, pair] += 1
+            weight[:, pair_indices * frequencies_per_pair, pair_indices] += 1
 
     def transform(self, q: Tokens, k: Tokens) -> RotatedQueriesKeys:
         assert q.x is not None and k.x is not None
@@ -112,18 +118,18 @@ class FoPE(QueryKeyEncoding):
         cosines, sines = self.exact_frequencies.cos_sin(positions, dtype)
         cos = self._series_by_head(cosines, self.cos_weight, x)
         sin = self._series_by_head(sines, self.sin_weight, x)
-        rows = x.flatten(0, 1)[:, None]  # a row of the batch for each head
-        return rotate(rows, cos, sin, interleaved=False).view_as(x)
+        flat_heads = x.flatten(0, 1)[:, None]  # a row of the batch for each head
+        return rotate(flat_heads, cos, sin, interleaved=False).view_as(x)
 
-    def _series_by_head(self, wave: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    def _series_by_head(self, waves: Tensor, weight: Tensor, x: Tensor) -> Tensor:
         """Return the series of each head and pair, (batch * num_heads, len, head_dim/2): weighted
         sums of cosines or of sines.
 
-        wave: cosines or sines of all frequencies, (len, frequencies) or (batch, len, frequencies).
+        waves: cosines or sines of all frequencies, (len, frequencies) or (batch, len, frequencies).
         weight: cos_weight or sin_weight. x: the vectors to rotate, of which only the sizes are
         read.
         """
-        series = wave.unsqueeze(-3) @ weight.to(wave.dtype)
+        series = waves.unsqueeze(-3) @ weight.to(waves.dtype)
         num_missing = self.head_dim // 2 - series.shape[-1]  # pairs without a frequency: c = s = 1
         series = nn.functional.pad(series, (0, num_missing), value=1.0)
         series = series.expand(x.shape[0], *series.shape[-3:])

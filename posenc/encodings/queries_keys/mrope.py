@@ -100,8 +100,10 @@ class MRoPE(RoPE):
     def frequencies(self, length: int | None = None) -> Frequencies:
         frequencies = super().frequencies(length)
         inv_freq = frequencies.inv_freq
-        rotating = inv_freq[: len(inv_freq) - self.num_still_pairs]
-        return frequencies._replace(inv_freq=rotating + (Decimal(0),) * self.num_still_pairs)
+        rotating_frequencies = inv_freq[: len(inv_freq) - self.num_still_pairs]
+        return frequencies._replace(
+            inv_freq=rotating_frequencies + (Decimal(0),) * self.num_still_pairs
+        )
 
 
 def _contiguous_axes(sections: Sequence[int]) -> list[int]:
@@ -117,8 +119,8 @@ def _axes_with_time_last(sections: Sequence[int]) -> list[int]:
     >>> _axes_with_time_last([2, 1, 1])
     [1, 2, 0, 0]
     """
-    time, height, width = sections
-    return [1 + t % 2 for t in range(height + width)] + [0] * time
+    num_time_pairs, num_height_pairs, num_width_pairs = sections
+    return [1 + t % 2 for t in range(num_height_pairs + num_width_pairs)] + [0] * num_time_pairs
 
 
 def _alternating_axes(sections: Sequence[int]) -> list[int]:
@@ -126,8 +128,8 @@ def _alternating_axes(sections: Sequence[int]) -> list[int]:
     1, 4, 7, ... and width 2, 5, 8, ..., as many as their sections; time has all others."""
     axes = [0] * sum(sections)
     for axis in (1, 2):
-        for t in range(axis, min(3 * sections[axis], len(axes)), 3):
-            axes[t] = axis
+        for pair in range(axis, min(3 * sections[axis], len(axes)), 3):
+            axes[pair] = axis
     return axes
 
 
@@ -157,17 +159,19 @@ def mrope_positions(
         )
     for segment in segments:
         _check_segment(caller, segment)
-    segments_positions = []
+    positions_of_segments = []
     for segment in segments:
         if isinstance(segment, tuple | list):
-            cells = torch.cartesian_prod(*(torch.arange(n, device=device) for n in segment))
+            segment_positions = torch.cartesian_prod(
+                *(torch.arange(n, device=device) for n in segment)
+            )
             extent = max(segment)
         else:
-            cells = torch.arange(segment, device=device)[:, None].expand(-1, 3)
+            segment_positions = torch.arange(segment, device=device)[:, None].expand(-1, 3)
             extent = segment
-        segments_positions.append(cells + start)
+        positions_of_segments.append(segment_positions + start)
         start += extent
-    return torch.cat(segments_positions)
+    return torch.cat(positions_of_segments)
 
 
 def _check_segment(caller: str, segment: Any) -> None:

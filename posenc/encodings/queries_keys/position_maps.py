@@ -64,9 +64,10 @@ class PositionMap(RoPE):
             passes = self.passes(positions, positions)
         prepared._prepared_passes = (RememberedPositions(positions), passes)
         for one_pass in passes:
-            for mapped in (one_pass.q_positions, one_pass.kv_positions):
-                if not are_known_equal(mapped, positions):  # these have their tables already
-                    prepared._remembered_cos_sin += (prepared.remember_cos_sin(mapped),)
+            for mapped_positions in (one_pass.q_positions, one_pass.kv_positions):
+                # Positions that are not mapped have their tables already.
+                if not are_known_equal(mapped_positions, positions):
+                    prepared._remembered_cos_sin += (prepared.remember_cos_sin(mapped_positions),)
         return prepared
 
     @explain_misfits
@@ -217,8 +218,8 @@ def _near_and_far_passes(
 ) -> tuple[Pass, Pass]:
     """Return two passes: one for pairs closer than `window`, at their own positions, and one for
     all other pairs, at the mapped positions q_far and kv_far."""
-    beyond = Mask(lambda pairs: pairs.q_position - pairs.kv_position >= window)
-    return (Pass(q_positions, kv_positions, sliding_window(window)), Pass(q_far, kv_far, beyond))
+    far_mask = Mask(lambda pairs: pairs.q_position - pairs.kv_position >= window)
+    return (Pass(q_positions, kv_positions, sliding_window(window)), Pass(q_far, kv_far, far_mask))
 
 
 class DualChunk(PositionMap):
@@ -273,20 +274,20 @@ class DualChunk(PositionMap):
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
         """Build the encoding for a model. As in the authors' code, chunk_size defaults to 3/4 and
         local_window to 1/16 of the training length."""
-        sizes = {
+        default_sizes = {
             "chunk_size": max(1, shape.train_length * 3 // 4),
             "local_window": shape.train_length // 16,
         }
-        return super().from_shape(shape, **{**sizes, **options})
+        return super().from_shape(shape, **{**default_sizes, **options})
 
     def mapped_passes(
         self, q_positions: QueryPositionTensor, kv_positions: KeyPositionTensor
     ) -> tuple[Pass, ...]:
         stride = self.chunk_size - self.local_window
-        kv_in_own = kv_positions % stride
-        q_in_own = q_positions % stride
-        q_to_one_before = (q_in_own + stride).clamp(max=self.chunk_size)
-        q_to_earlier = torch.full_like(q_in_own, min(2 * stride - 1, self.chunk_size))
+        kv_position_in_chunk = kv_positions % stride
+        q_position_in_chunk = q_positions % stride
+        q_to_one_before = (q_position_in_chunk + stride).clamp(max=self.chunk_size)
+        q_to_earlier = torch.full_like(q_position_in_chunk, min(2 * stride - 1, self.chunk_size))
 
         def chunks_apart(low: int, high: float) -> Mask:
             """Return a mask that shows keys whose chunk is `low` to `high` chunks before the
@@ -299,7 +300,7 @@ class DualChunk(PositionMap):
             return Mask(visible)
 
         return (
-            Pass(q_in_own, kv_in_own, chunks_apart(0, 0)),
-            Pass(q_to_one_before, kv_in_own, chunks_apart(1, 1)),
-            Pass(q_to_earlier, kv_in_own, chunks_apart(2, float("inf"))),
+            Pass(q_position_in_chunk, kv_position_in_chunk, chunks_apart(0, 0)),
+            Pass(q_to_one_before, kv_position_in_chunk, chunks_apart(1, 1)),
+            Pass(q_to_earlier, kv_position_in_chunk, chunks_apart(2, float("inf"))),
         )

@@ -116,5 +116,5 @@ class Llama4Temperature(QueryTemperature):
         return super().from_shape(shape, **{"floor_scale": shape.train_length, **options})
 
     def factor(self, positions: AnyPositions, dtype: torch.dtype = torch.float32) -> Factors:
-        spans = ((positions.double() + self.offset) / self.floor_scale).floor().clamp(min=0)
-        return (1 + self.attn_scale * spans.log1p()).to(dtype)
+        num_spans = ((positions.double() + self.offset) / self.floor_scale).floor().clamp(min=0)
+        return (1 + self.attn_scale * num_spans.log1p()).to(dtype)

@@ -117,7 +117,7 @@ class RePo(PositionEncoding):
             0, 1
         )
         dtype = at_least_float32(x.dtype)
-        rows = x.flatten(0, 1)[:, None]  # a row of the batch for each head
+        flat_heads = x.flatten(0, 1)[:, None]  # a row of the batch for each head
         cos = angle.cos().to(dtype)
         sin = angle.sin().to(dtype)
-        return rotate(rows, cos, sin, interleaved=False).view_as(x)
+        return rotate(flat_heads, cos, sin, interleaved=False).view_as(x)

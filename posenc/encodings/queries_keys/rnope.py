@@ -64,8 +64,10 @@ class RNoPE(PerLayer):
             )
         window: int | Mask | None = window_size if chunk_size is None else chunked(chunk_size)
         rope: PositionEncoding = RoPE(head_dim, rope_theta, interleaved=interleaved)
-        every_last = PositionEncoding() if floor_scale is None else Llama4Temperature(floor_scale)
-        layers = [rope] * (every - 1) + [every_last]
+        encoding_of_last_layer = (
+            PositionEncoding() if floor_scale is None else Llama4Temperature(floor_scale)
+        )
+        layers = [rope] * (every - 1) + [encoding_of_last_layer]
         windows = [window] * (every - 1) + [None]
         super().__init__(layers, windows=windows, repeat=True)
 

@@ -67,24 +67,27 @@ class RoPE(Rotation):
         scaling: Scaling | None = None,
     ) -> None:
         super().__init__(head_dim, interleaved=interleaved)
-        name = type(self).__name__
+        class_name = type(self).__name__
         if partial_rotary_factor is not None:
             if rotary_dim is not None:
-                raise ValueError(f"{name}: give rotary_dim or partial_rotary_factor, not both.")
+                raise ValueError(
+                    f"{class_name}: give rotary_dim or partial_rotary_factor, not both."
+                )
             if partial_rotary_factor > 1:
                 raise ValueError(
-                    f"{name}: partial_rotary_factor must be at most 1, got {partial_rotary_factor}."
+                    f"{class_name}: partial_rotary_factor must be at most 1, got "
+                    f"{partial_rotary_factor}."
                 )
             rotary_dim = partial_rotary_dim(head_dim, partial_rotary_factor)
         rotary_dim = head_dim if rotary_dim is None else rotary_dim
-        _check_rotary_dim(name, rotary_dim, head_dim)
+        _check_rotary_dim(class_name, rotary_dim, head_dim)
         self.rope_theta = rope_theta
         self.rotary_dim = rotary_dim
         self.scaling = scaling
         # The length at which compiled code computes frequencies by an operator; None: they are
         # those of `exact_frequencies`. Only `prepare` sets it.
         self._length_for_operator: int | None = None
-        self._unscaled: ExactFrequencies | None = None
+        self._unscaled_frequencies: ExactFrequencies | None = None
         if scaling is not None:
             self._prepare_for_scaling(scaling)
         self._set_frequencies(self.frequencies())
@@ -103,8 +106,8 @@ class RoPE(Rotation):
             self.rotary_dim, self.rope_theta, scaling
         )
         if scaling.exempt_tokens:
-            unscaled = inverse_frequencies(self.rotary_dim, self.rope_theta)
-            self._unscaled = ExactFrequencies(unscaled)
+            unscaled_inv_freq = inverse_frequencies(self.rotary_dim, self.rope_theta)
+            self._unscaled_frequencies = ExactFrequencies(unscaled_inv_freq)
         self.claims = replace(
             self.claims,
             source=scaling.source,
@@ -166,24 +169,24 @@ class RoPE(Rotation):
         >>> posenc.RoPE.from_config(config).scaling
         Linear(factor=4.0)
         """
-        name = cls.__name__
-        arguments = rotation_arguments(config, kind, name, options.get("interleaved"))
+        class_name = cls.__name__
+        arguments = rotation_arguments(config, kind, class_name, options.get("interleaved"))
         if arguments.pop("rotates_last_channels") != cls.rotates_last_channels:
             rotated_end = "first" if cls.rotates_last_channels else "last"
             raise ValueError(
-                f"{name}: this model rotates the {rotated_end} channels of each head: use "
+                f"{class_name}: this model rotates the {rotated_end} channels of each head: use "
                 f"posenc.{'RoPE' if cls.rotates_last_channels else 'DecoupledRoPE'}.from_config."
             )
         takes_sections = "sections" in inspect.signature(cls).parameters
         if takes_sections != ("sections" in arguments):
             raise ValueError(
-                f"{name}: this config has {'no' if takes_sections else 'an'} mrope_section: use "
-                f"posenc.{'RoPE' if takes_sections else 'MRoPE'}.from_config."
+                f"{class_name}: this config has {'no' if takes_sections else 'an'} mrope_section: "
+                f"use posenc.{'RoPE' if takes_sections else 'MRoPE'}.from_config."
             )
         interleaved = options.get("interleaved", arguments["interleaved"])
         if interleaved is not arguments["interleaved"]:
             raise ValueError(
-                f"{name}: this model has interleaved={arguments['interleaved']}, "
+                f"{class_name}: this model has interleaved={arguments['interleaved']}, "
                 f"got {interleaved!r}."
             )
         return cls(**{**arguments, **options})
@@ -236,25 +239,25 @@ class RoPE(Rotation):
             )
             cos = cos.to(dtype)
             sin = sin.to(dtype)
-        if self._unscaled is None or self.scaling is None:
+        if self._unscaled_frequencies is None or self.scaling is None:
             return cos, sin
         is_exempt = (positions < self.scaling.exempt_tokens)[..., None]
-        unscaled_cos, unscaled_sin = self._unscaled.cos_sin(positions, dtype)
+        unscaled_cos, unscaled_sin = self._unscaled_frequencies.cos_sin(positions, dtype)
         return torch.where(is_exempt, unscaled_cos, cos), torch.where(is_exempt, unscaled_sin, sin)
 
 
-def _check_rotary_dim(name: str, rotary_dim: int, head_dim: int) -> None:
+def _check_rotary_dim(class_name: str, rotary_dim: int, head_dim: int) -> None:
     """Raise ValueError unless rotary_dim is even and between 2 and head_dim."""
     if rotary_dim % 2:
         argument_name = "head_dim" if rotary_dim == head_dim else "rotary_dim"
         even_dim = rotary_dim - 1
         raise ValueError(
-            f"{name}: {argument_name} must be even, got {rotary_dim}. "
+            f"{class_name}: {argument_name} must be even, got {rotary_dim}. "
             f"Use rotary_dim={even_dim} to rotate only the first {even_dim} channels."
         )
     if not 0 < rotary_dim <= head_dim:
         raise ValueError(
-            f"{name}: rotary_dim must be between 2 and head_dim={head_dim}, got {rotary_dim}."
+            f"{class_name}: rotary_dim must be between 2 and head_dim={head_dim}, got {rotary_dim}."
         )
 
 
@@ -276,16 +279,24 @@ def _build_scaling(cls: type, name: str, train_length: int, options: dict[str, A
         raise ValueError(f"{cls.__name__}: unknown scaling {name!r}; known: {', '.join(SCALINGS)}.")
     scaling_class = SCALINGS[name]
     defaults = {f.name: f.default for f in fields(scaling_class)}  # pyright: ignore[reportArgumentType]
-    names = (*defaults, *inspect.signature(cls).parameters, "partial_rotary_factor")
-    accepted = [n for n in dict.fromkeys(names) if n != "scaling"]
-    if set(options) - set(accepted):
-        raise UnknownOption(f"{cls.__name__} with scaling {name!r}", options, accepted)
-    arguments = {n: options.pop(n) for n in defaults if n in options}
+    option_names = (*defaults, *inspect.signature(cls).parameters, "partial_rotary_factor")
+    accepted_names = [
+        option_name for option_name in dict.fromkeys(option_names) if option_name != "scaling"
+    ]
+    if set(options) - set(accepted_names):
+        raise UnknownOption(f"{cls.__name__} with scaling {name!r}", options, accepted_names)
+    arguments = {
+        option_name: options.pop(option_name) for option_name in defaults if option_name in options
+    }
     if "original_max_positions" in defaults:
         arguments.setdefault("original_max_positions", train_length)
-    missing = [n for n, default in defaults.items() if default is MISSING and n not in arguments]
-    if missing:
-        raise TypeError(f"{cls.__name__}: scaling {name!r} needs {' and '.join(missing)}.")
+    missing_names = [
+        option_name
+        for option_name, default in defaults.items()
+        if default is MISSING and option_name not in arguments
+    ]
+    if missing_names:
+        raise TypeError(f"{cls.__name__}: scaling {name!r} needs {' and '.join(missing_names)}.")
     return scaling_class(**arguments)
 
 
@@ -332,9 +343,9 @@ def _empty_cos_sin(
     """Return two uninitialised tensors in the shapes and dtype of `cos_sin_at_length`'s results,
     from which tracers read shapes."""
     rotary_dim, _, _ = _STORED_FREQUENCY_ARGUMENTS[key]
-    tokens = positions.shape[:-1] if axes else positions.shape
-    size = (*tokens, rotary_dim // 2)
+    shape_of_tokens = positions.shape[:-1] if axes else positions.shape
+    table_shape = (*shape_of_tokens, rotary_dim // 2)
     return (
-        positions.new_empty(size, dtype=torch.float64),
-        positions.new_empty(size, dtype=torch.float64),
+        positions.new_empty(table_shape, dtype=torch.float64),
+        positions.new_empty(table_shape, dtype=torch.float64),
     )

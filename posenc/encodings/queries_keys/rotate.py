@@ -59,12 +59,12 @@ def _rotate_with_torch_ops(x: Tensor, cos: Tensor, sin: Tensor, interleaved: boo
     """Return x with (a cos - b sin, b cos + a sin) for each pair (a, b) of rotated channels, by
     plain operations."""
     rotary_dim = 2 * cos.shape[-1]
-    wide = x[..., :rotary_dim].to(_work_dtype(x, cos))
+    rotary_channels = x[..., :rotary_dim].to(_work_dtype(x, cos))
     if interleaved:
-        a = wide[..., 0::2]
-        b = wide[..., 1::2]
+        a = rotary_channels[..., 0::2]
+        b = rotary_channels[..., 1::2]
     else:
-        a, b = wide.chunk(2, dim=-1)
+        a, b = rotary_channels.chunk(2, dim=-1)
     new_a = torch.addcmul(a * cos, b, sin, value=-1)
     new_b = torch.addcmul(b * cos, a, sin)
     if interleaved:
@@ -88,20 +88,20 @@ class _OnePassRotation(torch.autograd.Function):
         if xs[0].device.type == "cuda" and has_triton():
             from posenc.encodings.queries_keys import triton_rotation
 
-            return triton_rotation.rotate(xs, cos, sin, interleaved)
+            return triton_rotation.rotate_by_kernel(xs, cos, sin, interleaved)
         return tuple(_rotate_in_strips(x, cos, sin, interleaved) for x in xs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.interleaved, cos, sin, *xs = inputs
-        ctx.tables_learn = any(ctx.needs_input_grad[1:3])
-        ctx.save_for_backward(cos, sin, *(xs if ctx.tables_learn else ()))
+        ctx.tables_need_gradient = any(ctx.needs_input_grad[1:3])
+        ctx.save_for_backward(cos, sin, *(xs if ctx.tables_need_gradient else ()))
         ctx.save_for_forward(cos, sin, *xs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin, *xs = ctx.saved_tensors
-        if ctx.tables_learn:
+        if ctx.tables_need_gradient:
             rotate_each = functools.partial(_rotate_each_with_torch_ops, ctx.interleaved)
             return None, *torch.func.vjp(rotate_each, cos, sin, *xs)[1](grads)
         gradients = _OnePassRotation.apply(ctx.interleaved, cos, -sin, *grads)
@@ -117,8 +117,11 @@ class _OnePassRotation(torch.autograd.Function):
             ctx.interleaved, d_cos, d_sin, *(x[..., :rotary_dim] for x in xs)
         )
         return tuple(
-            a + F.pad(b, (0, a.shape[-1] - rotary_dim))
-            for a, b in zip(through_x, through_tables, strict=True)
+            tangent_through_x
+            + F.pad(tangent_through_tables, (0, tangent_through_x.shape[-1] - rotary_dim))
+            for tangent_through_x, tangent_through_tables in zip(
+                through_x, through_tables, strict=True
+            )
         )
 
     @staticmethod
@@ -138,25 +141,27 @@ def _rotate_in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) ->
     factor = torch.complex(cos, sin) if interleaved else torch.cat([cos, cos], dim=-1)
     if interleaved and x.dtype == work_dtype:  # one operation
         rotated = _rotate_neighbours(x[..., :rotary_dim], factor)
-        rest = x[..., rotary_dim:]
-        return torch.cat([rotated, rest], dim=-1) if rest.shape[-1] else rotated
+        unrotated = x[..., rotary_dim:]
+        return torch.cat([rotated, unrotated], dim=-1) if unrotated.shape[-1] else rotated
     out = torch.empty_like(x)  # all of it is written below
     out[..., rotary_dim:] = x[..., rotary_dim:]
-    step = max(1, STRIP_ELEMENTS * length // max(1, x.numel()))
-    for start in range(0, length, step):
-        strip = slice(start, start + step)
-        source = x[..., strip, :rotary_dim].to(work_dtype)
-        target = out[..., strip, :rotary_dim]
+    strip_length = max(1, STRIP_ELEMENTS * length // max(1, x.numel()))
+    for start in range(0, length, strip_length):
+        strip = slice(start, start + strip_length)
+        x_strip = x[..., strip, :rotary_dim].to(work_dtype)
+        out_strip = out[..., strip, :rotary_dim]
         if interleaved:
-            target.copy_(_rotate_neighbours(source, factor[..., strip, :]))
+            out_strip.copy_(_rotate_neighbours(x_strip, factor[..., strip, :]))
         elif x.dtype == work_dtype:  # in place in the result
-            target.copy_(source)
-            _rotate_halves(source, target, factor[..., strip, :], sin[..., strip, :])
+            out_strip.copy_(x_strip)
+            _rotate_halves(x_strip, out_strip, factor[..., strip, :], sin[..., strip, :])
         else:
-            # `source` is a copy of x in the work dtype, and is read while `copy` is written: each
-            # half of the result needs both halves of the source.
-            copy = source.clone()
-            target.copy_(_rotate_halves(source, copy, factor[..., strip, :], sin[..., strip, :]))
+            # `x_strip` is a copy in the work dtype, and is read while `rotated_strip` is written:
+            # each half of the result needs both halves of it.
+            rotated_strip = x_strip.clone()
+            out_strip.copy_(
+                _rotate_halves(x_strip, rotated_strip, factor[..., strip, :], sin[..., strip, :])
+            )
     return out
 
 
@@ -219,8 +224,8 @@ def layout_permutation(
         raise ValueError(
             f"layout_permutation: to must be 'half_split' or 'interleaved', got {to!r}."
         )
-    rotated = torch.arange(rotary_dim).view((2, -1) if to == "interleaved" else (-1, 2)).T
-    return torch.cat([rotated.flatten(), torch.arange(rotary_dim, head_dim)])
+    rotated_indices = torch.arange(rotary_dim).view((2, -1) if to == "interleaved" else (-1, 2)).T
+    return torch.cat([rotated_indices.flatten(), torch.arange(rotary_dim, head_dim)])
 
 
 @explain_misfits

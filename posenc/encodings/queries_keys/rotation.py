@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import explain_misfits
-from posenc.encodings.base.check_inputs import heads_first, query_and_key_tokens
+from posenc.encodings.base.check_inputs import query_and_key_tokens, transposed_if_bthd
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import Cached, CachedPositions, PositionEncoding
 from posenc.encodings.base.term import Tokens
@@ -49,11 +49,11 @@ class QueryKeyEncoding(PositionEncoding):
         Raises: TypeError or ValueError for vectors, positions or a layout that do not fit.
         """
         caller = type(self).__name__
-        q, k = heads_first(caller, layout, q, k)
+        q, k = transposed_if_bthd(caller, layout, q, k)
         new_q, new_k = self.transform(
             *query_and_key_tokens(caller, q, k, positions, self.claims.num_axes)
         )
-        return heads_first(caller, layout, new_q, new_k)
+        return transposed_if_bthd(caller, layout, new_q, new_k)
 
 
 def check_keys(encoding: Any, k: Tensor) -> None:
@@ -72,7 +72,7 @@ RotatedQueriesKeys = tuple[
 ]
 """Rotated queries and keys, as wide as before."""
 Vectors = Sequence[Float[Tensor, "batch _ len width"]]
-Pairs = Float[Tensor, "*tokens pairs"]
+CosOrSin = Float[Tensor, "*tokens pairs"]
 Table = Float[Tensor, "*tokens {len(self.exact_frequencies)}"]
 
 
@@ -109,8 +109,8 @@ class Rotation(QueryKeyEncoding):
             return self.computed_or_cached(
                 key, lambda: self._compute_cos_sin(as_tensor(positions, device), dtype)
             )
-        for remembered, cos, sin in self._remembered_cos_sin:
-            if dtype == cos.dtype and remembered.fits(positions):
+        for remembered_positions, cos, sin in self._remembered_cos_sin:
+            if dtype == cos.dtype and remembered_positions.fits(positions):
                 return cos, sin
         return self._compute_cos_sin(positions, dtype)
 
@@ -154,9 +154,9 @@ class Rotation(QueryKeyEncoding):
         cls = type(self)
         # A subclass with a `transform` of its own, which may do more than rotate, must tell by
         # `_key_cos_sin` what that does to keys. Otherwise keys cannot be moved.
-        transforms_in_own_way = cls.transform is not Rotation.transform
-        describes_keys = cls._key_cos_sin is not Rotation._key_cos_sin
-        if transforms_in_own_way and not describes_keys:
+        has_own_transform = cls.transform is not Rotation.transform
+        has_own_key_cos_sin = cls._key_cos_sin is not Rotation._key_cos_sin
+        if has_own_transform and not has_own_key_cos_sin:
             return super().move_keys(k, before, after)
         return self.rotate_further(k, self._key_cos_sin(before), self._key_cos_sin(after))
 
@@ -186,7 +186,7 @@ class Rotation(QueryKeyEncoding):
         imaginary = (new_sin * cos - new_cos * sin) / squared_norm
         return self.rotate_channels((x,), real, imaginary)[0]
 
-    def rotate_channels(self, xs: Vectors, cos: Pairs, sin: Pairs) -> Vectors:
+    def rotate_channels(self, xs: Vectors, cos: CosOrSin, sin: CosOrSin) -> Vectors:
         """Return each x rotated by cos and sin, in the channels that this encoding rotates; the
         other channels are unchanged."""
         return rotate_together(xs, cos, sin, interleaved=self.interleaved)

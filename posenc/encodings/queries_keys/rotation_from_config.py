@@ -36,27 +36,31 @@ def rotation_arguments(
     except UnknownFamilyError as error:
         return _arguments_of_unknown_family(config, interleaved, caller, error)
     except ValueError as error:
-        _explain_unknown_rope_type(error, config, caller)
+        _raise_if_unknown_rope_type(error, config, caller)
         raise
     model = meaning.model
     kind = _kind_of_rotating_layer(meaning, kind, caller)
     _check_layout(model, interleaved, caller)
-    rope = meaning.parameters[kind]
-    layer = meaning.computed.layers[kind]
-    theta = float(rope["rope_theta"])
-    rotary_dim = 2 * len(layer.inv_freq)
-    scaling = scaling_of(rope, meaning.trained_length, model.max_positions, layer.multiplier)
+    rope_dict = meaning.parameters[kind]
+    rotation = meaning.computed.layers[kind]
+    theta = float(rope_dict["rope_theta"])
+    rotary_dim = 2 * len(rotation.inv_freq)
+    scaling = scaling_of(
+        rope_dict, meaning.trained_length, model.max_positions, rotation.multiplier
+    )
     # The scaling above is read from names; that it computes the same is tested at two lengths.
     for length in (meaning.trained_length, meaning.max_length):
-        ours = rope_frequencies(rotary_dim, theta, scaling, length)
-        theirs = meaning_of(config, length).computed.layers[kind]
-        pairs = zip(
-            (*ours.inv_freq, ours.attention_factor),
-            (*theirs.inv_freq, theirs.multiplier),
+        scaling_frequencies = rope_frequencies(rotary_dim, theta, scaling, length)
+        runtime_rotation = meaning_of(config, length).computed.layers[kind]
+        number_pairs = zip(
+            (*scaling_frequencies.inv_freq, scaling_frequencies.attention_factor),
+            (*runtime_rotation.inv_freq, runtime_rotation.multiplier),
             strict=True,
         )
-        if not all(math.isclose(a, b, rel_tol=1e-6) for a, b in pairs):
-            raise ValueError(f"{caller}: this config's {rope['rope_type']} is not computed here.")
+        if not all(math.isclose(a, b, rel_tol=1e-6) for a, b in number_pairs):
+            raise ValueError(
+                f"{caller}: this config's {rope_dict['rope_type']} is not computed here."
+            )
     arguments = {
         "head_dim": model.with_sizes_of_kind(kind).head_dim,
         "rope_theta": theta,
@@ -65,13 +69,13 @@ def rotation_arguments(
         "scaling": scaling,
         "rotates_last_channels": bool(model.facts.get("rotates_share")),
     }
-    if sections := rope.get("mrope_section"):
+    if sections := rope_dict.get("mrope_section"):
         arguments["sections"] = sections
         arguments["alternating"] = _axes_alternate(model.model_type, caller)
     return arguments
 
 
-def _explain_unknown_rope_type(error: ValueError, config: Mapping[str, Any], caller: str) -> None:
+def _raise_if_unknown_rope_type(error: ValueError, config: Mapping[str, Any], caller: str) -> None:
     """Raise ValueError from `error` with a better message, if `error` is about a rope_type that the
     model's code does not know; otherwise return."""
     from posenc.runtimes.computed_positions import RefusedError
@@ -79,8 +83,8 @@ def _explain_unknown_rope_type(error: ValueError, config: Mapping[str, Any], cal
     cause = error.__cause__
     if not isinstance(cause, RefusedError):
         return
-    for rope in _rotary_dicts(config):
-        rope_type = rope.get("rope_type", rope.get("type"))
+    for rope_dict in _rotary_dicts(config):
+        rope_type = rope_dict.get("rope_type", rope_dict.get("type"))
         # transformers looks the function of a rope_type up in a dict.
         if str(cause) == f"KeyError: {rope_type!r}":
             raise ValueError(
@@ -171,7 +175,7 @@ def _rotary_dicts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         if isinstance(part, Mapping):
             dicts_of_all_layers += [part.get("rope_scaling"), part.get("rope_parameters")]
     dicts_of_all_layers = [value for value in dicts_of_all_layers if isinstance(value, Mapping)]
-    values_by_kind = [value for rope in dicts_of_all_layers for value in rope.values()]
+    values_by_kind = [value for rope_dict in dicts_of_all_layers for value in rope_dict.values()]
     return dicts_of_all_layers + [value for value in values_by_kind if isinstance(value, Mapping)]
 
 
@@ -267,11 +271,11 @@ def _arguments_of_unknown_family(
 def _rope_theta_of(config: Mapping[str, Any]) -> float | None:
     """Return the config's rope_theta, from its top level or its rope_parameters. None if there is
     none, if two differ, or if it is not positive and finite."""
-    values = [config.get("rope_theta")]
+    base_values = [config.get("rope_theta")]
     rope_parameters = config.get("rope_parameters")
     if isinstance(rope_parameters, Mapping):
-        values.append(rope_parameters.get("rope_theta"))
-    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        base_values.append(rope_parameters.get("rope_theta"))
+    numbers = [v for v in base_values if isinstance(v, int | float) and not isinstance(v, bool)]
     bases = {float(number) for number in numbers}
     if len(bases) != 1:
         return None
@@ -311,10 +315,10 @@ def _keys_beyond_plain_rope(config: Mapping[str, Any]) -> list[str]:
     return keys
 
 
-def _is_unscaled(rope: Any) -> bool:
+def _is_unscaled(rope_dict: Any) -> bool:
     """Return True for a rope_scaling or rope_parameters that has a rope_theta at most, and no
     scaling; False for None."""
-    if not isinstance(rope, Mapping):
+    if not isinstance(rope_dict, Mapping):
         return False
-    rope_type = rope.get("rope_type", rope.get("type"))
-    return rope_type in (None, "default") and set(rope) <= {"rope_type", "type", "rope_theta"}
+    rope_type = rope_dict.get("rope_type", rope_dict.get("type"))
+    return rope_type in (None, "default") and set(rope_dict) <= {"rope_type", "type", "rope_theta"}

@@ -65,7 +65,7 @@ class RoVE(PositionEncoding):
             )
         self.rotation = rotation
         self.rotate_queries_keys = rotate_queries_keys
-        self._prepared_rotation: tuple[Rotation, ...] = ()
+        self._prepared_rotations: tuple[Rotation, ...] = ()
         self.claims = replace(
             rotation.claims,
             places=self.claims.places if rotate_queries_keys else (4,),
@@ -93,13 +93,13 @@ class RoVE(PositionEncoding):
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = self.shallow_copy()
-        prepared._prepared_rotation = (self._rotation_in_use.prepare(positions, length),)
+        prepared._prepared_rotations = (self._rotation_in_use.prepare(positions, length),)
         return prepared
 
     @property
     def _rotation_in_use(self) -> Rotation:
         """Return the rotation to compute with: the prepared one if this encoding was prepared."""
-        return self._prepared_rotation[0] if self._prepared_rotation else self.rotation  # type: ignore[return-value]
+        return self._prepared_rotations[0] if self._prepared_rotations else self.rotation  # type: ignore[return-value]
 
     def scale(self, head_dim: int) -> float:
         # A rotation's factor of the scores belongs to queries and keys that it has rotated.
@@ -125,14 +125,14 @@ class RoVE(PositionEncoding):
         )
 
     def transform_values(self, v: Tokens) -> Values:
-        return self._rotate_by_positions(v, forward=True)
+        return self._rotate_by_positions(v, is_forward=True)
 
     def transform_output(self, out: Tokens) -> Output:
-        return self._rotate_by_positions(out, forward=False)
+        return self._rotate_by_positions(out, is_forward=False)
 
-    def _rotate_by_positions(self, tokens: Tokens, *, forward: bool) -> Tensor:
+    def _rotate_by_positions(self, tokens: Tokens, *, is_forward: bool) -> Tensor:
         """Return the vectors of tokens, rotated by the angles of their positions; by the negative
-        angles if `forward` is False. Raise ValueError unless they are head_dim wide."""
+        angles if `is_forward` is False. Raise ValueError unless they are head_dim wide."""
         x = tokens.x
         rotation = self._rotation_in_use
         assert x is not None
@@ -144,7 +144,7 @@ class RoVE(PositionEncoding):
         cos, sin = self._cos_sin_without_factor(
             tokens.positions_or_range, at_least_float32(x.dtype), tokens.device
         )
-        (rotated,) = rotation.rotate_channels((x,), cos, sin if forward else -sin)
+        (rotated,) = rotation.rotate_channels((x,), cos, sin if is_forward else -sin)
         return rotated
 
     def _cos_sin_without_factor(

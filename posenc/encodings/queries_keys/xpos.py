@@ -77,8 +77,8 @@ class XPos(Rotation):
         """Return the largest distance from the origin, in tokens, at which q and k of this dtype do
         not overflow. For float64 it is that of float32, so that results in both dtypes can be
         compared."""
-        largest = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
-        log_room = math.log(largest / _HEADROOM)
+        largest_number = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
+        log_room = math.log(largest_number / _HEADROOM)
         return int(log_room / -self._log_decay_per_token.values[0])  # pair 0 decays fastest
 
     def transform(self, q: Tokens, k: Tokens) -> RotatedQueriesKeys:
@@ -109,9 +109,13 @@ class XPos(Rotation):
 
         def compute() -> tuple[Tensor, Tensor]:
             cos, sin = self.cos_sin(tokens.positions_or_range, dtype, tokens.device)
-            steps = (tokens.positions - self.origin).double()[..., None]
-            fade = (sign * steps * self._log_decay_per_token.like(steps)).exp().to(dtype)
-            return cos * fade, sin * fade
+            distance_from_origin = (tokens.positions - self.origin).double()[..., None]
+            fade_factor = (
+                (sign * distance_from_origin * self._log_decay_per_token.like(distance_from_origin))
+                .exp()
+                .to(dtype)
+            )
+            return cos * fade_factor, sin * fade_factor
 
         if not isinstance(tokens.positions_or_range, range):
             return compute()
@@ -125,11 +129,11 @@ class XPos(Rotation):
         extremes = extremes_if_readable(positions)
         if extremes is None:
             return
-        furthest = max(abs(p - self.origin) for p in extremes)
+        largest_distance = max(abs(p - self.origin) for p in extremes)
         reach = self.reach(dtype)
-        if furthest > reach:
+        if largest_distance > reach:
             raise ValueError(
-                f"XPos: a position is {furthest:.0f} tokens from the origin {self.origin}, and "
-                f"{dtype} overflows beyond {reach}. Move the origin, raise scale_base or use a "
+                f"XPos: a position is {largest_distance:.0f} tokens from the origin {self.origin}, "
+                f"and {dtype} overflows beyond {reach}. Move the origin, raise scale_base or use a "
                 "wider dtype."
             )

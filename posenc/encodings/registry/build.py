@@ -64,11 +64,11 @@ def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
             f"{name!r} names {len(spec.parts)} encodings: give {', '.join(options)} in the text, "
             "after the one that takes it, as in rope:rope_theta=500000+alibi."
         )
-    layers = [_build_layer(spec, layer, shape) for layer in spec.layers]
-    if len(layers) == 1:
-        return layers[0]
+    layer_encodings = [_build_layer(spec, layer, shape) for layer in spec.layers]
+    if len(layer_encodings) == 1:
+        return layer_encodings[0]
     encoding_by_layer = dict(
-        zip(spec.layers, layers, strict=True)
+        zip(spec.layers, layer_encodings, strict=True)
     )  # a layer that appears twice is shared
     try:
         return PerLayer([encoding_by_layer[layer] for layer in spec.pattern], repeat=True)
@@ -77,12 +77,13 @@ def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
 
 
 def build_if_named(
-    caller: str, encoding: Any, shape: ModelShape, *, unknown: tuple[str, ...]
+    caller: str, encoding: Any, shape: ModelShape, *, unknown_fields: tuple[str, ...]
 ) -> Any:
     """Return the encoding that a text names, built for a module of this shape. Return anything but
     a text unchanged.
 
-    unknown: fields of `shape` that `caller`, the module, does not know: "train_length", "causal".
+    unknown_fields: names of fields of `shape` that `caller`, the module, does not know:
+        "train_length", "causal".
     Raises: ValueError if the encoding depends on one of these fields.
     """
     if not isinstance(encoding, str):
@@ -90,7 +91,7 @@ def build_if_named(
     built_encoding = create(encoding, shape)
     # A field matters if the encoding for another value of it is another encoding.
     other_values = {"train_length": 3 * shape.train_length, "causal": not shape.causal}
-    for field in unknown:
+    for field in unknown_fields:
         other_shape = replace(shape, **{field: other_values[field]})
         if not are_alike(built_encoding, create(encoding, other_shape)):
             raise ValueError(

@@ -25,7 +25,9 @@ def hash_of_user_code(text: str) -> str:
     """Return a hash, twelve hexadecimal digits, of the source files outside posenc that define the
     encodings named in `text`; "" if all are posenc's own."""
     spec = parse(text)
-    return hash_of_modules([module for part in spec.parts for module in _module_names(spec, part)])
+    return hash_of_modules(
+        [module_name for part in spec.parts for module_name in _module_names(spec, part)]
+    )
 
 
 def hash_of_posenc_code(text: str) -> str:
@@ -36,11 +38,11 @@ def hash_of_posenc_code(text: str) -> str:
     encodings count.
     """
     spec = parse(text)
-    digests = []
+    texts_to_hash = []
     for part in spec.parts:
-        modules = _module_names(spec, part)
-        if all(map(_is_in_posenc, modules)):
-            files: Iterable[Path] = files_of_module(modules[0])
+        module_names = _module_names(spec, part)
+        if all(map(_is_in_posenc, module_names)):
+            files: Iterable[Path] = files_of_module(module_names[0])
         else:
             files = [
                 file
@@ -48,29 +50,29 @@ def hash_of_posenc_code(text: str) -> str:
                 for file in sorted((_POSENC_FOLDER / folder).rglob("*.py"))
             ]
         options = {} if part.attribute else entry(part.name_or_module).defaults
-        digests.append(_hash_files(files) + repr(sorted(options.items())))
-    return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
+        texts_to_hash.append(_hash_files(files) + repr(sorted(options.items())))
+    return hashlib.sha256(" ".join(texts_to_hash).encode()).hexdigest()[:12]
 
 
-def hash_of_modules(modules: Iterable[str]) -> str:
-    """Return a hash, twelve hexadecimal digits, of the source files of those `modules` that are not
-    posenc's, and of what they import; "" if all are posenc's own."""
+def hash_of_modules(module_names: Iterable[str]) -> str:
+    """Return a hash, twelve hexadecimal digits, of the source files of those of `module_names` that
+    are not posenc's, and of what they import; "" if all are posenc's own."""
     files: dict[Path, None] = {}  # in order, each once
-    for module in modules:
-        if not _is_in_posenc(module):
-            files.update(dict.fromkeys(files_of_module(module)))
+    for module_name in module_names:
+        if not _is_in_posenc(module_name):
+            files.update(dict.fromkeys(files_of_module(module_name)))
     return _hash_files(files) if files else ""
 
 
-def files_of_module(module: str) -> tuple[Path, ...]:
+def files_of_module(module_name: str) -> tuple[Path, ...]:
     """Return the file of a loaded module, and the files that it imports, also indirectly, from the
     folder in which its import began and from PYTHONPATH. Return () if the module has no file."""
-    file_name = getattr(sys.modules.get(module), "__file__", None)
+    file_name = getattr(sys.modules.get(module_name), "__file__", None)
     if file_name is None:
         return ()
     file = Path(file_name).resolve()
     # a.b.c is in the folder "a/b" below its root, or in "a/b/c" if it is a package.
-    depth = 0 if module.startswith(FILE_MODULE_PREFIX) else module.count(".")
+    depth = 0 if module_name.startswith(FILE_MODULE_PREFIX) else module_name.count(".")
     if file.name == "__init__.py":
         depth += 1
     return tuple(sorted(_file_and_imported_files(file, root=file.parents[depth])))
@@ -79,13 +81,15 @@ def files_of_module(module: str) -> tuple[Path, ...]:
 def _module_names(spec: Spec, part: Part) -> list[str]:
     """Return the name of the module that defines a part's class. For a class given by file or
     module, return also the name of that file or module, which may only import the class."""
-    named_modules = [import_file_or_module(part.name_or_module).__name__] if part.attribute else []
-    return [class_of_part(spec, part).__module__, *named_modules]
+    given_module_names = (
+        [import_file_or_module(part.name_or_module).__name__] if part.attribute else []
+    )
+    return [class_of_part(spec, part).__module__, *given_module_names]
 
 
-def _is_in_posenc(module: str) -> bool:
-    """Return True if `module` is the name of a module of posenc."""
-    return module.partition(".")[0] == "posenc"
+def _is_in_posenc(module_name: str) -> bool:
+    """Return True if `module_name` is the name of a module of posenc."""
+    return module_name.partition(".")[0] == "posenc"
 
 
 def _hash_files(files: Iterable[Path]) -> str:
@@ -101,18 +105,20 @@ class _FileBelowRoot(NamedTuple):
     root: Path
 
 
-def _file_and_imported_files(start: Path, root: Path) -> set[Path]:
-    """Return the file `start` and all files that it imports, also indirectly.
+def _file_and_imported_files(first_file: Path, root: Path) -> set[Path]:
+    """Return the file `first_file` and all files that it imports, also indirectly.
 
     For a user's file these are the files below `root` or on PYTHONPATH; for a file of an installed
     package the files of that package; for a file of posenc those of posenc.
     """
-    is_in_posenc = start.is_relative_to(_POSENC_FOLDER)
+    is_in_posenc = first_file.is_relative_to(_POSENC_FOLDER)
     package_folders = {
         Path(sysconfig.get_path(n)).resolve() for n in ("purelib", "platlib", "stdlib")
     }
     installed_package = (
-        start.relative_to(root).parts[0].removesuffix(".py") if root in package_folders else None
+        first_file.relative_to(root).parts[0].removesuffix(".py")
+        if root in package_folders
+        else None
     )
     roots = [root]
     if installed_package is None and not is_in_posenc:
@@ -120,9 +126,9 @@ def _file_and_imported_files(start: Path, root: Path) -> set[Path]:
 
     # Most files of a package import from the same modules: look for each of these once, and anew
     # in the next walk, since a user may have written another file by then.
-    files_at = cache(_files_of_package_or_module)
+    cached_files_of = cache(_files_of_package_or_module)
     files: set[Path] = set()
-    unread_files = [_FileBelowRoot(start, root)]
+    unread_files = [_FileBelowRoot(first_file, root)]
     while unread_files:
         file, file_root = unread_files.pop()
         if file in files:
@@ -135,8 +141,8 @@ def _file_and_imported_files(start: Path, root: Path) -> set[Path]:
                 for search_root in roots:
                     for module_path in _packages_and_module(search_root, name):
                         unread_files += [
-                            _FileBelowRoot(f, search_root)
-                            for f in files_at(module_path, search_root)
+                            _FileBelowRoot(file_of_module, search_root)
+                            for file_of_module in cached_files_of(module_path, search_root)
                         ]
     return files
 

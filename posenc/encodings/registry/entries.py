@@ -20,9 +20,9 @@ class Entry(NamedTuple):
     """The package that defines it; "" for posenc."""
 
 
-_QK = "posenc.encodings.queries_keys"
-_ROPE_PATH = f"{_QK}.rope:RoPE"
-_MAPS = f"{_QK}.position_maps"
+_QUERIES_KEYS_PACKAGE = "posenc.encodings.queries_keys"
+_ROPE_CLASS_PATH = f"{_QUERIES_KEYS_PACKAGE}.rope:RoPE"
+_POSITION_MAPS_MODULE = f"{_QUERIES_KEYS_PACKAGE}.position_maps"
 
 
 def _entries_of_scalings() -> dict[str, Entry]:
@@ -33,7 +33,7 @@ def _entries_of_scalings() -> dict[str, Entry]:
         encoding = scaling.encoding
         if encoding is not None:
             options = {"interleaved": False, "scaling": scaling.name, **encoding.options}
-            entries[encoding.name] = Entry(_ROPE_PATH, encoding.evidence, options)
+            entries[encoding.name] = Entry(_ROPE_CLASS_PATH, encoding.evidence, options)
     return entries
 
 
@@ -49,29 +49,39 @@ _ENTRIES: dict[str, Entry] = {
     "learned": Entry("posenc.encodings.embeddings.learned:Learned", "golden"),
     "sincos_2d": Entry("posenc.encodings.embeddings.sincos_2d:SinCos2D", "golden"),
     "learned_2d": Entry("posenc.encodings.embeddings.learned_2d:Learned2D", "golden"),
-    "rope": Entry(_ROPE_PATH, "golden", {"interleaved": False}),
-    "rope_interleaved": Entry(_ROPE_PATH, "golden", {"interleaved": True}),
+    "rope": Entry(_ROPE_CLASS_PATH, "golden", {"interleaved": False}),
+    "rope_interleaved": Entry(_ROPE_CLASS_PATH, "golden", {"interleaved": True}),
     "partial_rope": Entry(
-        _ROPE_PATH, "golden", {"interleaved": False, "partial_rotary_factor": 0.5}
+        _ROPE_CLASS_PATH, "golden", {"interleaved": False, "partial_rotary_factor": 0.5}
     ),
     **_entries_of_scalings(),
-    "rerope": Entry(f"{_MAPS}:ReRoPE", "golden", {"interleaved": False}),
-    "leaky_rerope": Entry(f"{_MAPS}:ReRoPE", "golden", {"interleaved": False, "leak": 8.0}),
-    "self_extend": Entry(f"{_MAPS}:SelfExtend", "golden", {"interleaved": False}),
-    "dual_chunk": Entry(f"{_MAPS}:DualChunk", "golden", {"interleaved": False}),
-    "xpos": Entry(f"{_QK}.xpos:XPos", "golden", {"interleaved": False}),
-    "mrope": Entry(f"{_QK}.mrope:MRoPE", "golden", {"interleaved": False}),
-    "mrope_interleaved": Entry(
-        f"{_QK}.mrope:MRoPE", "golden", {"interleaved": False, "alternating": True}
+    "rerope": Entry(f"{_POSITION_MAPS_MODULE}:ReRoPE", "golden", {"interleaved": False}),
+    "leaky_rerope": Entry(
+        f"{_POSITION_MAPS_MODULE}:ReRoPE", "golden", {"interleaved": False, "leak": 8.0}
     ),
-    "axial_rope": Entry(f"{_QK}.axial:AxialRoPE", "golden", {"interleaved": False}),
-    "mixed_rope": Entry(f"{_QK}.axial:MixedRoPE", "golden", {"interleaved": False}),
-    "fope": Entry(f"{_QK}.fope:FoPE", "reference"),
-    "pope": Entry(f"{_QK}.pope:PoPE", "golden"),
-    "repo": Entry(f"{_QK}.repo:RePo", "reference"),
-    "rove": Entry(f"{_QK}.rove:RoVE", "golden", {"interleaved": False}),
-    "logn": Entry(f"{_QK}.query_temperature:LogN", "reference"),
-    "llama4_temperature": Entry(f"{_QK}.query_temperature:Llama4Temperature", "reference"),
+    "self_extend": Entry(f"{_POSITION_MAPS_MODULE}:SelfExtend", "golden", {"interleaved": False}),
+    "dual_chunk": Entry(f"{_POSITION_MAPS_MODULE}:DualChunk", "golden", {"interleaved": False}),
+    "xpos": Entry(f"{_QUERIES_KEYS_PACKAGE}.xpos:XPos", "golden", {"interleaved": False}),
+    "mrope": Entry(f"{_QUERIES_KEYS_PACKAGE}.mrope:MRoPE", "golden", {"interleaved": False}),
+    "mrope_interleaved": Entry(
+        f"{_QUERIES_KEYS_PACKAGE}.mrope:MRoPE",
+        "golden",
+        {"interleaved": False, "alternating": True},
+    ),
+    "axial_rope": Entry(
+        f"{_QUERIES_KEYS_PACKAGE}.axial:AxialRoPE", "golden", {"interleaved": False}
+    ),
+    "mixed_rope": Entry(
+        f"{_QUERIES_KEYS_PACKAGE}.axial:MixedRoPE", "golden", {"interleaved": False}
+    ),
+    "fope": Entry(f"{_QUERIES_KEYS_PACKAGE}.fope:FoPE", "reference"),
+    "pope": Entry(f"{_QUERIES_KEYS_PACKAGE}.pope:PoPE", "golden"),
+    "repo": Entry(f"{_QUERIES_KEYS_PACKAGE}.repo:RePo", "reference"),
+    "rove": Entry(f"{_QUERIES_KEYS_PACKAGE}.rove:RoVE", "golden", {"interleaved": False}),
+    "logn": Entry(f"{_QUERIES_KEYS_PACKAGE}.query_temperature:LogN", "reference"),
+    "llama4_temperature": Entry(
+        f"{_QUERIES_KEYS_PACKAGE}.query_temperature:Llama4Temperature", "reference"
+    ),
     "alibi": Entry("posenc.encodings.scores.alibi:ALiBi", "golden"),
     "t5": Entry("posenc.encodings.scores.t5:T5Bias", "golden"),
     "kerple": Entry("posenc.encodings.scores.kerple:Kerple", "golden"),
@@ -85,10 +95,18 @@ _ENTRIES: dict[str, Entry] = {
     "transformer_xl": Entry("posenc.encodings.scores.transformer_xl:TransformerXL", "golden"),
     "deberta": Entry("posenc.encodings.scores.deberta:DeBERTa", "golden"),
     "cope": Entry("posenc.encodings.scores.cope:CoPE", "golden"),
-    "decoupled_rope": Entry(f"{_QK}.decoupled:DecoupledRoPE", "reference", {"interleaved": True}),
-    "rnope": Entry(f"{_QK}.rnope:RNoPE", "reference", {"interleaved": False}),
-    "rnope_swa": Entry(
-        f"{_QK}.rnope:RNoPE", "reference", {"interleaved": False, "windows": "sliding"}
+    "decoupled_rope": Entry(
+        f"{_QUERIES_KEYS_PACKAGE}.decoupled:DecoupledRoPE", "reference", {"interleaved": True}
     ),
-    "irope": Entry(f"{_QK}.rnope:RNoPE", "reference", {"interleaved": True, "windows": "chunked"}),
+    "rnope": Entry(f"{_QUERIES_KEYS_PACKAGE}.rnope:RNoPE", "reference", {"interleaved": False}),
+    "rnope_swa": Entry(
+        f"{_QUERIES_KEYS_PACKAGE}.rnope:RNoPE",
+        "reference",
+        {"interleaved": False, "windows": "sliding"},
+    ),
+    "irope": Entry(
+        f"{_QUERIES_KEYS_PACKAGE}.rnope:RNoPE",
+        "reference",
+        {"interleaved": True, "windows": "chunked"},
+    ),
 }

@@ -19,9 +19,9 @@ from typing import NoReturn
 Value = int | float | bool | str | tuple["Value", ...] | None
 """Type of an option's value."""
 
-_WORD = re.compile(r"[^\W\d][\w.-]*")
-_WHOLE_WORD_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-PATH = re.compile(r"(?:[A-Za-z]:[\\/])?[^\s+=,:\[\]'\"]+\.py(?![\w.])")
+_WORD_PATTERN = re.compile(r"[^\W\d][\w.-]*")
+_WHOLE_WORD_NUMBER_PATTERN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+PATH_PATTERN = re.compile(r"(?:[A-Za-z]:[\\/])?[^\s+=,:\[\]'\"]+\.py(?![\w.])")
 """Regular expression of paths that need no quotes."""
 
 
@@ -70,7 +70,7 @@ class Part:
     def target(self) -> str:
         """Return the text of the part without its options: "rope", or "./my.py:Mine"."""
         path_or_name = self.name_or_module
-        if self.is_file and not PATH.fullmatch(path_or_name):
+        if self.is_file and not PATH_PATTERN.fullmatch(path_or_name):
             path_or_name = _in_double_quotes(path_or_name)
         return f"{path_or_name}:{self.attribute}" if self.attribute else path_or_name
 
@@ -104,8 +104,8 @@ class Spec:
         """Return the layers of one period: for "A/B every 3" A, A and B."""
         if self.every is None:
             return self.layers
-        most_layers, every_nth = self.layers
-        return (*[most_layers] * (self.every - 1), every_nth)
+        usual_layer, nth_layer = self.layers
+        return (*[usual_layer] * (self.every - 1), nth_layer)
 
     def error(self, column: int, problem: str) -> SpecError:
         """Return, without raising it, an error that reports `problem` at this column of the
@@ -134,7 +134,12 @@ def format_value(value: Value) -> str:
         return str(value)
     if isinstance(value, tuple):
         return f"[{','.join(map(format_value, value))}]"
-    is_unquoted_word = _WORD.fullmatch(value) and value not in ("true", "false", "none", "null")
+    is_unquoted_word = _WORD_PATTERN.fullmatch(value) and value not in (
+        "true",
+        "false",
+        "none",
+        "null",
+    )
     return value if is_unquoted_word else _in_double_quotes(value)
 
 
@@ -148,7 +153,7 @@ def parse_word(word: str) -> Value:
         return word == "true"
     if word in ("none", "null"):
         return None
-    if not _WHOLE_WORD_NUMBER.fullmatch(word):
+    if not _WHOLE_WORD_NUMBER_PATTERN.fullmatch(word):
         return word
     try:
         return int(word)
@@ -164,15 +169,15 @@ def _in_double_quotes(text: str) -> str:
 
 
 # What can stand at one place of the text, in the order of the grammar.
-_LABEL = re.compile(r"\s*([^:+/=\[\]'\",$]*?)\s*=")
-_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
-_KEY = re.compile(r"([^\W\d]\w*)\s*=")
-_COLON_BEFORE_A_CLASS = re.compile(rf"\s*:(?!\s*{_KEY.pattern})\s*")
-_NUMBER_THEN_END = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?=[\s,+/\]]|$)")
-_UNQUOTED = re.compile(r"[^\s,+/:=\[\]'\"]+")
-_QUOTED_TEXT = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
-_EVERY = re.compile(r"\s+every\b")
-_COUNT = re.compile(r"\s*(\d{1,6})(?!\w)")
+_LABEL_PATTERN = re.compile(r"\s*([^:+/=\[\]'\",$]*?)\s*=")
+_DOTTED_NAME_PATTERN = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+_KEY_PATTERN = re.compile(r"([^\W\d]\w*)\s*=")
+_COLON_BEFORE_A_CLASS_PATTERN = re.compile(rf"\s*:(?!\s*{_KEY_PATTERN.pattern})\s*")
+_NUMBER_THEN_END_PATTERN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?=[\s,+/\]]|$)")
+_UNQUOTED_PATTERN = re.compile(r"[^\s,+/:=\[\]'\"]+")
+_QUOTED_TEXT_PATTERN = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
+_EVERY_PATTERN = re.compile(r"\s+every\b")
+_COUNT_PATTERN = re.compile(r"\s*(\d{1,6})(?!\w)")
 MAX_LIST_DEPTH = 8
 """Maximum depth of nested lists."""
 
@@ -202,20 +207,22 @@ class _Reader:
 
     def read_spec(self) -> Spec:
         """Read the whole text, and return what it says."""
-        label = self._match_and_advance(_LABEL)
-        if label is not None and not label[1]:
+        label_match = self._match_and_advance(_LABEL_PATTERN)
+        if label_match is not None and not label_match[1]:
             self._refuse("a label is missing before the equals sign", 0)
-        if label is not None and not label[1][0].isalnum():  # matplotlib hides labels with _
+        if (
+            label_match is not None and not label_match[1][0].isalnum()
+        ):  # matplotlib hides labels with _
             self._refuse("a label begins with a letter or a digit", 0)
         layers = [self._read_layer()]
         while self._match_and_advance(re.compile(r"\s*/")):
             layers.append(self._read_layer())
-        every = self._read_every(len(layers)) if self._match_and_advance(_EVERY) else None
+        every = self._read_every(len(layers)) if self._match_and_advance(_EVERY_PATTERN) else None
         self._skip_white_space()
         if self.next_index < len(self.text):
-            rest = self.text[self.next_index :]
-            self._refuse(f"expected '+', '/', ',' or the end, found {rest[:20]!r}")
-        return Spec(tuple(layers), every, label[1] if label else "", self.text)
+            remaining_text = self.text[self.next_index :]
+            self._refuse(f"expected '+', '/', ',' or the end, found {remaining_text[:20]!r}")
+        return Spec(tuple(layers), every, label_match[1] if label_match else "", self.text)
 
     def _read_layer(self) -> tuple[Part, ...]:
         """Read the encodings of one layer, joined by plus signs, and return them."""
@@ -228,7 +235,7 @@ class _Reader:
         """Read one encoding: a name, a module and class, or a file and class; and its options.
         Return it."""
         self._skip_white_space()
-        start = self.next_index
+        start_index = self.next_index
         path = self._read_path()
         name_or_path = self._read_name() if path is None else path
         is_file = path is not None
@@ -238,25 +245,27 @@ class _Reader:
         if "." in name_or_path and not attribute:
             self._refuse(f"name a class of the module, as in {name_or_path}:MyEncoding")
         options = self._read_options() if self._match_and_advance(re.compile(r"\s*:")) else ()
-        return Part(name_or_path, attribute, options, start + 1, attribute_column)
+        return Part(name_or_path, attribute, options, start_index + 1, attribute_column)
 
     def _read_path(self) -> str | None:
         """Read the path of a file, quoted or not, and return it; None if there is none here."""
-        start = self.next_index
+        start_index = self.next_index
         if self._quote_begins():
             path = self._read_quoted()
             if not path.endswith(".py"):
-                self._refuse(f"{path!r} in quotes must be the path of a .py file", start)
+                self._refuse(f"{path!r} in quotes must be the path of a .py file", start_index)
             return path
-        match = self._match_and_advance(PATH)
+        match = self._match_and_advance(PATH_PATTERN)
         return None if match is None else match[0]
 
     def _read_name(self) -> str:
         """Read the name of an encoding or a module, and return it."""
-        match = self._match_and_advance(_DOTTED)
+        match = self._match_and_advance(_DOTTED_NAME_PATTERN)
         if match is None:
-            rest = self.text[self.next_index :]
-            found_words = f"found {rest[:20]!r}" if rest.strip() else "found nothing"
+            remaining_text = self.text[self.next_index :]
+            found_words = (
+                f"found {remaining_text[:20]!r}" if remaining_text.strip() else "found nothing"
+            )
             self._refuse(
                 f"expected an encoding (a name, module:Class or file.py:Class), {found_words}"
             )
@@ -266,13 +275,13 @@ class _Reader:
         """Read a colon and the name of a class. Return the name and its column; ("", the next
         column) if no class follows, for example an option. name_or_path: what was read before the
         colon."""
-        if self._match_and_advance(_COLON_BEFORE_A_CLASS) is None:
+        if self._match_and_advance(_COLON_BEFORE_A_CLASS_PATTERN) is None:
             return "", self.next_index + 1
         column = self.next_index + 1
-        match = self._match_and_advance(_DOTTED)
+        match = self._match_and_advance(_DOTTED_NAME_PATTERN)
         if match is None:
-            wanted = "a class" if is_file or "." in name_or_path else "a class or key=value"
-            self._refuse(f"expected {wanted} after the colon")
+            wanted_words = "a class" if is_file or "." in name_or_path else "a class or key=value"
+            self._refuse(f"expected {wanted_words} after the colon")
         return match[0], column
 
     def _read_options(self) -> tuple[Option, ...]:
@@ -281,12 +290,12 @@ class _Reader:
         while True:
             self._skip_white_space()
             column = self.next_index + 1
-            key = self._match_and_advance(_KEY)
-            if key is None:
+            key_match = self._match_and_advance(_KEY_PATTERN)
+            if key_match is None:
                 self._refuse("expected an option as key=value")
-            if any(option.key == key[1] for option in options):
-                self._refuse(f"{key[1]} is given twice", column - 1)
-            options.append(Option(key[1], self._read_value(), column))
+            if any(option.key == key_match[1] for option in options):
+                self._refuse(f"{key_match[1]} is given twice", column - 1)
+            options.append(Option(key_match[1], self._read_value(), column))
             if not self._match_and_advance(re.compile(r"\s*,")):
                 return tuple(options)
 
@@ -300,15 +309,17 @@ class _Reader:
             if depth == MAX_LIST_DEPTH:
                 self._refuse("lists are nested too deeply", self.next_index - 1)
             return self._read_list(depth + 1)
-        word = self._match_and_advance(_NUMBER_THEN_END) or self._match_and_advance(_UNQUOTED)
-        if word is None:
+        word_match = self._match_and_advance(_NUMBER_THEN_END_PATTERN) or self._match_and_advance(
+            _UNQUOTED_PATTERN
+        )
+        if word_match is None:
             self._refuse("a value is missing after the equals sign or comma")
-        return parse_word(word[0])
+        return parse_word(word_match[0])
 
     def _read_list(self, depth: int) -> Value:
         """Read the values of a list up to its closing bracket, and return them. The opening bracket
         was read already."""
-        start = self.next_index - 1
+        start_index = self.next_index - 1
         values: list[Value] = []
         if self._match_and_advance(re.compile(r"\s*\]")):
             return ()
@@ -317,7 +328,7 @@ class _Reader:
             if self._match_and_advance(re.compile(r"\s*\]")):
                 return tuple(values)
             if not self._match_and_advance(re.compile(r"\s*,")):
-                self._refuse("the list that begins here is not closed", start)
+                self._refuse("the list that begins here is not closed", start_index)
 
     def _quote_begins(self) -> bool:
         """Return True if the next character is a quote."""
@@ -325,10 +336,10 @@ class _Reader:
 
     def _read_quoted(self) -> str:
         """Read a text in quotes, and return it without them and without escapes."""
-        start = self.next_index
-        match = self._match_and_advance(_QUOTED_TEXT)
+        start_index = self.next_index
+        match = self._match_and_advance(_QUOTED_TEXT_PATTERN)
         if match is None:
-            self._refuse("the quote that begins here is not closed", start)
+            self._refuse("the quote that begins here is not closed", start_index)
         in_single, in_double = match.groups()
         escaped = in_double if in_single is None else in_single
         return re.sub(r"\\(.)", r"\1", escaped)
@@ -336,14 +347,14 @@ class _Reader:
     def _read_every(self, num_written_layers: int) -> int:
         """Read the number after the word `every` and return it. num_written_layers: how many
         layers the text has, which must be two."""
-        start = self.next_index
-        match = self._match_and_advance(_COUNT)
+        start_index = self.next_index
+        match = self._match_and_advance(_COUNT_PATTERN)
         if match is None or int(match[1]) < 2:
-            self._refuse("`every` needs a whole number >= 2, as in rope/nope every 4", start)
+            self._refuse("`every` needs a whole number >= 2, as in rope/nope every 4", start_index)
         if num_written_layers != 2:
             self._refuse(
                 f"`every` is for two layers, as in rope/nope every 4; got {num_written_layers}",
-                start,
+                start_index,
             )
         return int(match[1])
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from posenc.arguments import explain_misfits
 from posenc.encodings.registry.entries import _ENTRIES, Entry
 from posenc.encodings.registry.grammar import Option, Part, Spec, SpecError
-from posenc.encodings.registry.other_names import posenc_name_of
+from posenc.encodings.registry.other_names import class_and_name_of
 
 if TYPE_CHECKING:
     from posenc.encodings.base.position_encoding import PositionEncoding
@@ -52,20 +52,20 @@ def entry(name: str) -> Entry:
         return _ENTRIES[name]
     if name in _registered:
         return _registered[name]
-    installed, reasons = _entries_of_packages()
-    if name in installed:
-        return installed[name]
-    if name in reasons:
-        raise ValueError(reasons[name])
-    nearest = _nearest_name(name)
-    hint = f"Did you mean {nearest!r}?" if nearest else f"Known: {', '.join(names())}."
+    package_entries, reason_by_name = _entries_of_packages()
+    if name in package_entries:
+        return package_entries[name]
+    if name in reason_by_name:
+        raise ValueError(reason_by_name[name])
+    nearest_name = _nearest_name(name)
+    hint = f"Did you mean {nearest_name!r}?" if nearest_name else f"Known: {', '.join(names())}."
     raise ValueError(f"Unknown encoding {name!r}. {hint}")
 
 
 def _nearest_name(name: str) -> str:
     """Return the registered name of the encoding that other libraries call `name`, or else the
     registered name that is spelt most like it; "" if none is similar."""
-    class_and_name = posenc_name_of(name)
+    class_and_name = class_and_name_of(name)
     if class_and_name is not None and class_and_name[1]:
         return class_and_name[1]
     nearest_name = ""
@@ -146,12 +146,14 @@ def register(name: str, encoding: "type[PositionEncoding]", **defaults: Any) -> 
     if not _is_name(name):
         raise ValueError(f"register: a name has letters, digits and underscores, got {name!r}.")
     class_path = f"{encoding.__module__}:{encoding.__qualname__}"
-    existing = _ENTRIES.get(name) or _registered.get(name) or _entries_of_packages()[0].get(name)
-    if existing is not None and existing.class_path != class_path:
+    existing_entry = (
+        _ENTRIES.get(name) or _registered.get(name) or _entries_of_packages()[0].get(name)
+    )
+    if existing_entry is not None and existing_entry.class_path != class_path:
         if name in _classes and _qualname_and_file(_classes[name]) == _qualname_and_file(encoding):
             return  # the same class of the same file, loaded under another module name
         raise ValueError(
-            f"register: {name!r} is {existing.class_path} already; choose another name."
+            f"register: {name!r} is {existing_entry.class_path} already; choose another name."
         )
     _registered[name] = Entry(class_path, "unchecked", defaults, "this program")
     _classes[name] = encoding
@@ -192,7 +194,7 @@ def _part_for_another_process(spec: Spec, part: Part) -> Part:
     except ValueError as error:
         raise spec.error(part.column, str(error)) from error
     options_in_text = {option.key for option in part.options}
-    defaults = []
+    default_options = []
     for key, value in entry(part.name_or_module).defaults.items():
         if key in options_in_text:
             continue
@@ -202,9 +204,9 @@ def _part_for_another_process(spec: Spec, part: Part) -> Part:
                 "passed to another process; give numbers, words, true or false."
             )
             raise SpecError(spec.text, part.column, reason)
-        defaults.append(Option(key, value))
+        default_options.append(Option(key, value))
     return _with_relative_path(
-        Part(module_or_file, attribute, (*defaults, *part.options), column=part.column)
+        Part(module_or_file, attribute, (*default_options, *part.options), column=part.column)
     )
 
 
@@ -232,8 +234,8 @@ def _with_relative_path(part: Part) -> Part:
     if not part.is_file:
         return part
     path = Path(part.name_or_module).expanduser().resolve()
-    here = Path.cwd().resolve()
-    shown_path = path.relative_to(here) if path.is_relative_to(here) else path
+    working_folder = Path.cwd().resolve()
+    shown_path = path.relative_to(working_folder) if path.is_relative_to(working_folder) else path
     return replace(part, name_or_module=shown_path.as_posix())
 
 
@@ -248,34 +250,38 @@ def _entries_of_packages() -> tuple[dict[str, Entry], dict[str, str]]:
         entry_points = list(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
     except Exception as error:  # one broken package must not break posenc
         return {}, {"": f"Entry points of installed packages cannot be read: {error}."}
-    for point in entry_points:
-        name = point.name
-        origin = _package_and_version(point)
+    for entry_point in entry_points:
+        name = entry_point.name
+        origin = _package_and_version(entry_point)
         if not _is_name(name):
             reason_by_name[name] = f"{origin} names an encoding {name!r}, which is no valid name."
-        elif not re.fullmatch(r"[\w.]+:[\w.]+", point.value):
+        elif not re.fullmatch(r"[\w.]+:[\w.]+", entry_point.value):
             reason_by_name[name] = (
-                f"{origin} defines {name!r} as {point.value!r}, which is no module:Class."
+                f"{origin} defines {name!r} as {entry_point.value!r}, which is no module:Class."
             )
         elif name in _ENTRIES:
             reason_by_name[name] = f"{origin} defines {name!r}, which is an encoding of posenc."
-        elif name in entries and entries[name].class_path != point.value:
+        elif name in entries and entries[name].class_path != entry_point.value:
             reason_by_name[name] = (
                 f"{entries[name].origin} and {origin} both define an encoding {name!r}."
             )
         else:
-            entries[name] = Entry(point.value, "unchecked", {}, origin)
+            entries[name] = Entry(entry_point.value, "unchecked", {}, origin)
     usable_entries = {
         name: usable_entry for name, usable_entry in entries.items() if name not in reason_by_name
     }
     return usable_entries, reason_by_name
 
 
-def _package_and_version(point: importlib.metadata.EntryPoint) -> str:
+def _package_and_version(entry_point: importlib.metadata.EntryPoint) -> str:
     """Return "name version" of the package that defines an entry point; "a package" if its metadata
     lack the name, or cannot be read."""
     try:
-        return f"{point.dist.name} {point.dist.version}" if point.dist else "a package"
+        return (
+            f"{entry_point.dist.name} {entry_point.dist.version}"
+            if entry_point.dist
+            else "a package"
+        )
     except Exception:  # the package's metadata are damaged
         return "a package"
 

@@ -3,7 +3,7 @@
 import importlib
 import re
 
-_ALSO_CALLED = {
+_OTHER_NAMES_BY_CLASS = {
     ("RoPE", "rope"): (
         "rotary rotaryembedding rotaryembeddings rotaryencoding rotaryemb "
         "rotarypositionembedding rotarypositionencoding rotarypositionalembedding "
@@ -66,31 +66,31 @@ registry); the latter is "" if the class has none. Classes of scalings have thei
 themselves."""
 
 
-def _other_names() -> dict[str, tuple[str, str]]:
+def _class_and_name_by_other_name() -> dict[str, tuple[str, str]]:
     """Return a dict from each other name to the public class and the registered name."""
     # By a string: every encoding imports the package, and with it this file, and a scaling that
     # changes must not count as a change of every encoding (see code_hashes.py).
     scalings = importlib.import_module("posenc.frequencies.scalings.lookup").SCALINGS
-    also_called = dict(_ALSO_CALLED)
+    other_names_by_class = dict(_OTHER_NAMES_BY_CLASS)
     for scaling in scalings.values():
         registered_name = "" if scaling.encoding is None else scaling.encoding.name
-        also_called[scaling.__name__, registered_name] = scaling.also_called
-    by_other_name = {}
-    for class_and_name, names in also_called.items():
-        for other_name in names.split():
-            by_other_name[other_name] = class_and_name
-    return by_other_name
+        other_names_by_class[scaling.__name__, registered_name] = scaling.also_called
+    class_and_name_by_other_name = {}
+    for class_and_name, other_names in other_names_by_class.items():
+        for other_name in other_names.split():
+            class_and_name_by_other_name[other_name] = class_and_name
+    return class_and_name_by_other_name
 
 
-OTHER_NAMES = _other_names()
+CLASS_AND_NAME_BY_OTHER_NAME = _class_and_name_by_other_name()
 
 
-def posenc_name_of(name: str) -> tuple[str, str] | None:
+def class_and_name_of(name: str) -> tuple[str, str] | None:
     """Return the public class and the registered name ("" if it has none) of what other libraries
     and papers call `name`; None if this is not known.
 
-    >>> from posenc.encodings.registry.other_names import posenc_name_of
-    >>> posenc_name_of("RotaryEmbedding"), posenc_name_of("PI"), posenc_name_of("nosuch")
+    >>> from posenc.encodings.registry.other_names import class_and_name_of
+    >>> class_and_name_of("RotaryEmbedding"), class_and_name_of("PI"), class_and_name_of("nosuch")
     (('RoPE', 'rope'), ('Linear', 'linear'), None)
     """
-    return OTHER_NAMES.get(re.sub(r"[\W_]", "", name).lower())
+    return CLASS_AND_NAME_BY_OTHER_NAME.get(re.sub(r"[\W_]", "", name).lower())

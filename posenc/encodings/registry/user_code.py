@@ -33,16 +33,17 @@ def load_class(file_or_module: str, attribute: str) -> type[PositionEncoding]:
     ]
     it_defines = f"it defines {', '.join(defined_names)}" if defined_names else "it defines none"
     try:
-        loaded = load_object(file_or_module, attribute)
+        loaded_object = load_object(file_or_module, attribute)
     except AttributeError:
-        nearest = difflib.get_close_matches(attribute, defined_names, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else f": {it_defines}."
+        nearest_names = difflib.get_close_matches(attribute, defined_names, n=1)
+        hint = f"; did you mean {nearest_names[0]!r}?" if nearest_names else f": {it_defines}."
         raise ValueError(f"{file_or_module} has no class {attribute!r}{hint}") from None
-    if is_encoding_class(loaded):
-        return loaded
-    kind = "class" if isinstance(loaded, type) else type(loaded).__name__
+    if is_encoding_class(loaded_object):
+        return loaded_object
+    kind_of_object = "class" if isinstance(loaded_object, type) else type(loaded_object).__name__
     raise ValueError(
-        f"{file_or_module}: {attribute!r} is a {kind} and no posenc.PositionEncoding; {it_defines}."
+        f"{file_or_module}: {attribute!r} is a {kind_of_object} and no posenc.PositionEncoding; "
+        f"{it_defines}."
     )
 
 
@@ -54,19 +55,19 @@ def load_object(file_or_module: str, attribute: str) -> Any:
     Raises: ValueError if the import fails, with the line if it is a file; AttributeError if the
     attribute is missing.
     """
-    loaded: Any = import_file_or_module(file_or_module)
+    loaded_object: Any = import_file_or_module(file_or_module)
     for name in attribute.split("."):
-        loaded = getattr(loaded, name)
-    return loaded
+        loaded_object = getattr(loaded_object, name)
+    return loaded_object
 
 
 def path_of_class(cls: type) -> str:
     """Return "module:Class" of a class. For a class from a user's file, the module is the name of
     the file without ".py"."""
-    module = cls.__module__
-    if module.startswith(FILE_MODULE_PREFIX):
-        module = module.removeprefix(FILE_MODULE_PREFIX).partition("_")[2]
-    return f"{module}:{cls.__qualname__}"
+    module_name = cls.__module__
+    if module_name.startswith(FILE_MODULE_PREFIX):
+        module_name = module_name.removeprefix(FILE_MODULE_PREFIX).partition("_")[2]
+    return f"{module_name}:{cls.__qualname__}"
 
 
 def is_encoding_class(value: Any) -> TypeGuard[type[PositionEncoding]]:
@@ -90,27 +91,27 @@ def _import_file(path: Path) -> ModuleType:
     """
     if not path.is_file():
         file_names = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        nearest = difflib.get_close_matches(path.name, file_names, n=1)
-        hint = f"; did you mean {path.with_name(nearest[0])}?" if nearest else "."
+        nearest_names = difflib.get_close_matches(path.name, file_names, n=1)
+        hint = f"; did you mean {path.with_name(nearest_names[0])}?" if nearest_names else "."
         raise ValueError(f"there is no file {path}{hint}")
     path = path.resolve()
-    source = path.read_bytes()
+    source_bytes = path.read_bytes()
     hash_of_path = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    name = f"{FILE_MODULE_PREFIX}{hash_of_path}_{path.stem}"
-    content_hash = hashlib.sha256(source).hexdigest()
-    imported_before = sys.modules.get(name)
-    if imported_before is not None and getattr(imported_before, "_content", None) == content_hash:
-        return imported_before
-    module = ModuleType(name)
+    module_name = f"{FILE_MODULE_PREFIX}{hash_of_path}_{path.stem}"
+    content_hash = hashlib.sha256(source_bytes).hexdigest()
+    earlier_module = sys.modules.get(module_name)
+    if earlier_module is not None and getattr(earlier_module, "_content", None) == content_hash:
+        return earlier_module
+    module = ModuleType(module_name)
     module.__file__ = str(path)
     vars(module)["_content"] = content_hash
     _append_to_import_path(path.parent)
-    sys.modules[name] = module
+    sys.modules[module_name] = module
     try:
         with _stdout_to_stderr():
-            exec(compile(source, str(path), "exec"), vars(module))
+            exec(compile(source_bytes, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:
-        del sys.modules[name]
+        del sys.modules[module_name]
         raise ValueError(_error_with_line(path, error)) from error
     return module
 
@@ -145,13 +146,15 @@ def _error_with_line(path: Path, error: BaseException) -> str:
 def line_in_user_code(error: BaseException) -> str:
     """Return "file:line" of the deepest frame of an error that is in the user's code: outside
     posenc, Python and installed packages. Return "" if there is none."""
-    stdlib = Path(sysconfig.get_path("stdlib"))
-    posenc = Path(__file__).parents[2]
+    stdlib_folder = Path(sysconfig.get_path("stdlib"))
+    posenc_folder = Path(__file__).parents[2]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        package_folders = {"site-packages", "dist-packages"} & set(path.parts)
-        is_ours = path.is_relative_to(posenc) or path.is_relative_to(stdlib)
-        if not (package_folders or is_ours or frame.filename.startswith("<")):
+        package_folder_names = {"site-packages", "dist-packages"} & set(path.parts)
+        is_in_posenc_or_stdlib = path.is_relative_to(posenc_folder) or path.is_relative_to(
+            stdlib_folder
+        )
+        if not (package_folder_names or is_in_posenc_or_stdlib or frame.filename.startswith("<")):
             return f"{os.path.relpath(path)}:{frame.lineno}"
     return ""
 

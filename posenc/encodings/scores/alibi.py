@@ -79,13 +79,13 @@ class ALiBi(DistanceBias):
             raise ValueError(
                 f"ALiBi: form='left_right' needs an even number of heads, got {num_all_heads}."
             )
-        of_rank = slice(head_offset, head_offset + num_heads)
+        heads_of_rank = slice(head_offset, head_offset + num_heads)
         all_slopes, sides = alibi_slopes_and_sides(num_all_heads, form == "left_right", bias_max)
         self.form = form
-        self.slopes = all_slopes[of_rank]
+        self.slopes = all_slopes[heads_of_rank]
         self._slopes = Constants(self.slopes)
         # 1 for a head that sees the past only, -1 for the future only; None if all see both.
-        self._sides = Constants(sides[of_rank]) if form == "left_right" else None
+        self._sides = Constants(sides[heads_of_rank]) if form == "left_right" else None
         self.log_slopes = nn.Parameter(torch.empty(num_heads)) if learned else None
         self.reset_parameters()
 

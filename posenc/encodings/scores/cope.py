@@ -143,25 +143,25 @@ class CoPETerm(Term):
         q = self.q_tokens[rows].x
         assert q is not None
         q = q.to(at_least_float32(q.dtype))
-        table = self._query_table_products(q)
+        query_products = self._query_table_products(q)
         gate_logits = scores
         if self.cope.gates != "key":
             state = self.k_tokens[keys].state
             assert state is not None
             gate_logits = grouped_matmul(q * self.scale, state.to(q.dtype).mT)
         if not is_readable(gate_logits):  # in a trace: whether all counts are full cannot be asked
-            return scores.add_(_interpolate(table, _count_open_gates(gate_logits, mask)))
+            return scores.add_(_interpolate(query_products, _count_open_gates(gate_logits, mask)))
         visible = scores.new_ones((1,) * 4, dtype=torch.bool) if mask is None else mask
         visible = visible.expand(*visible.shape[:2], *scores.shape[-2:])
         # split, because the gradient of a slice would be of full size
         groups_of_queries = zip(
-            table.split(QUERIES_AT_ONCE, -2),
+            query_products.split(QUERIES_AT_ONCE, -2),
             gate_logits.split(QUERIES_AT_ONCE, -2),
             visible.split(QUERIES_AT_ONCE, -2),
             strict=True,
         )
-        terms = [_term_by_columns(*group) for group in groups_of_queries]
-        return add_columns(scores, *terms, rows=QUERIES_AT_ONCE)
+        column_parts = [_term_by_columns(*group) for group in groups_of_queries]
+        return add_columns(scores, *column_parts, rows_per_tile=QUERIES_AT_ONCE)
 
     def _query_table_products(self, q: Tensor) -> Tensor:
         """Return the products of each query with each row of e, (batch, num_heads, rows,
@@ -172,43 +172,46 @@ class CoPETerm(Term):
         return products * self.scale if self.cope.scale_term else products
 
 
-def _term_by_columns(table: Tensor, gate_logits: Tensor, visible: Tensor) -> Iterator[ScoreColumns]:
+def _term_by_columns(
+    query_products: Tensor, gate_logits: Tensor, visible: Tensor
+) -> Iterator[ScoreColumns]:
     """Yield the term of a few queries for some keys at a time, from the last keys to the first, as
     (first key, end, term).
 
-    table: products of the queries with the rows of e. gate_logits: (..., queries, keys). visible:
-    True for visible keys, in the same shape.
+    query_products: products of the queries with the rows of e. gate_logits: (..., queries, keys).
+    visible: True for visible keys, in the same shape.
 
     A key's count of open gates is that of the keys after it plus its own gate. Once the counts of
     all queries have reached the last row of e, all earlier keys get that row.
     """
-    limit = table.shape[-1] - 2  # the greatest count: the last of num_positions rows
-    seen_keys = visible.flatten(0, -2).any(0).nonzero()
-    end = int(seen_keys[-1]) + 1 if len(seen_keys) else 0  # no query sees a key from here on
-    # Keys per step. Gates are half open before training, so that 2 * limit keys reach the limit;
-    # half a `limit` more leaves room. The first query ends up to a block of queries before the last
-    # key.
-    keys_per_step = gate_logits.shape[-2] + 5 * limit // 2
-    sizes = [
-        end % keys_per_step,
-        *[keys_per_step] * (end // keys_per_step),
-        gate_logits.shape[-1] - end,
+    max_count = query_products.shape[-1] - 2  # the greatest count: the last of num_positions rows
+    seen_key_indices = visible.flatten(0, -2).any(0).nonzero()
+    # No query sees a key from here on.
+    end_key = int(seen_key_indices[-1]) + 1 if len(seen_key_indices) else 0
+    # Keys per step. Gates are half open before training, so that 2 * max_count keys reach
+    # max_count; half of it more leaves room. The first query ends up to a block of queries
+    # before the last key.
+    keys_per_step = gate_logits.shape[-2] + 5 * max_count // 2
+    part_sizes = [
+        end_key % keys_per_step,
+        *[keys_per_step] * (end_key // keys_per_step),
+        gate_logits.shape[-1] - end_key,
     ]
     # Split, because the gradient of a slice would be of full size.
-    *parts, hidden_part = gate_logits.split(sizes, -1)
-    yield end, end + hidden_part.shape[-1], table[..., :1]
-    count_after: Tensor | None = None  # the count of the first key of the part before
+    *parts, hidden_part = gate_logits.split(part_sizes, -1)
+    yield end_key, end_key + hidden_part.shape[-1], query_products[..., :1]
+    counts_after: Tensor | None = None  # the count of the first key of the part before
     for part in reversed(parts):
-        if count_after is not None and bool((count_after >= limit).all()):
-            yield 0, end, table[..., -1:]
+        if counts_after is not None and bool((counts_after >= max_count).all()):
+            yield 0, end_key, query_products[..., -1:]
             return
-        start = end - part.shape[-1]
-        count = _count_open_gates(part, visible[..., start:end])
-        if count_after is not None:
-            count = count + count_after
-        yield start, end, _interpolate(table, count)
-        count_after = count[..., :1]
-        end = start
+        first_key = end_key - part.shape[-1]
+        counts = _count_open_gates(part, visible[..., first_key:end_key])
+        if counts_after is not None:
+            counts = counts + counts_after
+        yield first_key, end_key, _interpolate(query_products, counts)
+        counts_after = counts[..., :1]
+        end_key = first_key
 
 
 def _count_open_gates(gate_logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -230,9 +233,9 @@ def _interpolate(table: Tensor, count: Tensor) -> Tensor:
     table: (..., num_positions + 1), an entry for each count; the last one is a copy of the one
     before.
     """
-    limit = table.shape[-1] - 2
-    count = count.clamp(max=limit)
-    below = count.detach().long().clamp_(0, limit)  # NaN as an integer may be any
-    low = table.gather(-1, below)
-    high = table[..., 1:].gather(-1, below)
-    return torch.lerp(low, high, count.frac())
+    max_count = table.shape[-1] - 2
+    count = count.clamp(max=max_count)
+    index_below = count.detach().long().clamp_(0, max_count)  # NaN as an integer may be any
+    value_below = table.gather(-1, index_below)
+    value_above = table[..., 1:].gather(-1, index_below)
+    return torch.lerp(value_below, value_above, count.frac())

@@ -132,9 +132,9 @@ class DAPETerm(Term):
         self.inner = inner
         self.dape = dape
 
-    def prepare_blocks(self, rows: int, causal: bool) -> "DAPETerm":
+    def prepare_blocks(self, max_rows: int, causal: bool) -> "DAPETerm":
         return DAPETerm(
-            self.q_tokens, self.k_tokens, self.inner.prepare_blocks(rows, causal), self.dape
+            self.q_tokens, self.k_tokens, self.inner.prepare_blocks(max_rows, causal), self.dape
         )
 
     def extra_score_arrays(self, needs_grad: bool) -> float:
@@ -146,17 +146,17 @@ class DAPETerm(Term):
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: VisiblePairs | None) -> Scores:
         bias = self._bias(scores, rows, keys)
-        weight, hidden_bias = read_linear(self.dape.hidden, scores.dtype)
+        hidden_weight, hidden_bias = read_linear(self.dape.hidden, scores.dtype)
         out_weight, out_bias = read_linear(self.dape.out, scores.dtype)
         assert hidden_bias is not None and out_bias is not None
-        score_weight, bias_weight = weight.chunk(2, dim=1)
+        score_weight, bias_weight = hidden_weight.chunk(2, dim=1)
         finite_bias = bias.masked_fill(bias == -torch.inf, 0)  # the sum hides these keys
         # The hidden layer of [scores; bias], as a sum of two products, because the bias often has
         # one row for the whole batch, for which its product is computed once.
-        from_bias = (
+        hidden_from_bias = (
             torch.einsum("wh,...hqk->...wqk", bias_weight, finite_bias) + hidden_bias[:, None, None]
         )
-        hidden = torch.einsum("wh,...hqk->...wqk", score_weight, scores) + from_bias
+        hidden = torch.einsum("wh,...hqk->...wqk", score_weight, scores) + hidden_from_bias
         hidden = F.leaky_relu(hidden, inplace=True)
         change = torch.einsum("hw,...wqk->...hqk", out_weight, hidden)
         return scores + change + (bias + out_bias[:, None, None])

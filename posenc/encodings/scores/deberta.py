@@ -109,8 +109,8 @@ class DeBERTa(PositionEncoding):
         self.span = max_distance if num_buckets is None else num_buckets
         self.table = nn.Parameter(torch.empty(2 * self.span, embed_dim))
         self.norm = nn.LayerNorm(embed_dim, eps=1e-7) if layer_norm else None
-        shared = ("table", "norm.weight", "norm.bias") if layer_norm else ("table",)
-        self.claims = replace(self.claims, needs_raw_k=p2c, shared_parameters=shared)
+        shared_names = ("table", "norm.weight", "norm.bias") if layer_norm else ("table",)
+        self.claims = replace(self.claims, needs_raw_k=p2c, shared_parameters=shared_names)
         self.share_att_key = share_att_key
         # In a tuple, because nn.Module would register modules as its own.
         self._attention_projections: tuple[nn.Linear, nn.Linear] | None = None
@@ -151,11 +151,11 @@ class DeBERTa(PositionEncoding):
         if self.num_buckets is None:
             return distance
         middle = self.num_buckets // 2
-        edges = torch.tensor(
+        bucket_ends = torch.tensor(
             deberta_bucket_ends(self.num_buckets, self.max_distance), device=distance.device
         )
         magnitude = distance.abs()
-        far_bucket = middle + torch.bucketize(magnitude.contiguous(), edges)
+        far_bucket = middle + torch.bucketize(magnitude.contiguous(), bucket_ends)
         if not self.clamp:
             far_bucket = far_bucket + (magnitude >= self.max_distance)
         return torch.where(magnitude <= middle, distance, far_bucket * distance.sign())
@@ -218,41 +218,44 @@ class DeBERTa(PositionEncoding):
         return self._attention_projections
 
     def _project_rows(
-        self, projection: nn.Linear | None, rows: Int[Tensor, " rows"], dtype: torch.dtype
+        self, projection: nn.Linear | None, row_indices: Int[Tensor, " rows"], dtype: torch.dtype
     ) -> Float[Tensor, "num_heads rows head_dim"]:
         """Return the rows of the table with these indices, projected and split by query head:
         (num_heads, rows, head_dim). A projection with fewer heads serves several query heads with
         each."""
         assert projection is not None
-        ends = extremes_if_readable(rows)  # None: not known without waiting for the device
-        first, last = (0, 2 * self.span - 1) if ends is None else map(int, ends)
+        # None: not known without waiting for the device.
+        extremes = extremes_if_readable(row_indices)
+        first_row, last_row = (0, 2 * self.span - 1) if extremes is None else map(int, extremes)
         # If at least twice as many rows are asked for as the span has, as with buckets, each row of
         # the span is projected once and then copied. The factor 2, chosen, pays for the copy.
-        projects_span = 2 * (last + 1 - first) < len(rows)
+        projects_span = 2 * (last_row + 1 - first_row) < len(row_indices)
         rows_to_project = (
-            torch.arange(first, last + 1, device=rows.device) if projects_span else rows
+            torch.arange(first_row, last_row + 1, device=row_indices.device)
+            if projects_span
+            else row_indices
         )
         table = self._read_table(rows_to_project, dtype)
         weight, bias = read_linear(projection, dtype)
-        projected = weight @ table.mT
+        projected_rows = weight @ table.mT
         if bias is not None:
-            projected = projected + bias[:, None]
-        projected = projected.unflatten(0, (-1, self.head_dim))  # (heads, head_dim, rows)
+            projected_rows = projected_rows + bias[:, None]
+        projected_rows = projected_rows.unflatten(0, (-1, self.head_dim))  # (heads, head_dim, rows)
         if projects_span:
-            projected = projected[..., rows - first]
-        return repeat_kv_heads(projected, self.num_heads, dim=0).mT
+            projected_rows = projected_rows[..., row_indices - first_row]
+        return repeat_kv_heads(projected_rows, self.num_heads, dim=0).mT
 
     def _read_table(
-        self, rows: Int[Tensor, " rows"], dtype: torch.dtype
+        self, row_indices: Int[Tensor, " rows"], dtype: torch.dtype
     ) -> Float[Tensor, "rows embed_dim"]:
         """Return the rows of the table with these indices, (rows, embed_dim) in `dtype`, normalised
         if layer_norm=True."""
-        table = self.table[rows].to(dtype)
+        table_rows = self.table[row_indices].to(dtype)
         if self.norm is None:
-            return table
+            return table_rows
         weight = self.norm.weight.to(dtype)
         bias = self.norm.bias.to(dtype)
-        return F.layer_norm(table, weight.shape, weight, bias, self.norm.eps)
+        return F.layer_norm(table_rows, weight.shape, weight, bias, self.norm.eps)
 
 
 def _buckets_fit(num_buckets: int | None, max_distance: int) -> bool:

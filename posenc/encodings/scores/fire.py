@@ -137,8 +137,8 @@ class FIRE(PositionEncoding):
             return _psi(c * distances(q.positions, k.positions).to(c.dtype))
         largest_distance = shift + len(q) - 1
         steps_down = torch.arange(len(q) + len(k) - 1, device=c.device)
-        row = _psi(c * (largest_distance - steps_down).to(c.dtype))
-        return row.unfold(0, len(k), 1).flip(0)
+        psi_by_falling_distance = _psi(c * (largest_distance - steps_down).to(c.dtype))
+        return psi_by_falling_distance.unfold(0, len(k), 1).flip(0)
 
     def term(self, q: Tokens, k: Tokens) -> "FIRETerm":
         assert q.x is not None
@@ -161,16 +161,16 @@ def _add_axis_to_old_scalars(
 
 
 class NetworkWeights(NamedTuple):
-    """Hold the weights of a network of one input s: output = sum_u out[:, u] * act(weight[u] * s +
-    bias[u]).
+    """Hold the weights of a network of one input s: output = sum_u out_weight[:, u] * act(weight[u]
+    * s + bias[u]).
 
-    weight, bias: (units,); out: (outputs, units). The network has no output bias: a unit of weight
-    0 and bias 1 takes its part.
+    weight, bias: (units,); out_weight: (outputs, units). The network has no output bias: a unit
+    of weight 0 and bias 1 takes its part.
     """
 
     weight: Tensor
     bias: Tensor
-    out: Tensor
+    out_weight: Tensor
 
 
 def shrink_network(
@@ -218,30 +218,30 @@ def shrink_network(
     """
     weight, bias = hidden_layer
     weight = weight[:, 0]
-    out, constant = output_layer
+    out_weight, out_bias = output_layer
 
     # 1. The value of each unit, before the activation, at both ends of the inputs.
     values_at_ends = torch.stack((bias, weight * max_input + bias)).detach()
 
     # 2. Units whose line has one sign. Comparisons with NaN fail, so NaN counts as bending.
-    positive = (values_at_ends > 0).all(0).to(values_at_ends.dtype)
-    negative = (-values_at_ends > 0).all(0).to(values_at_ends.dtype)
-    bends = positive + negative == 0
+    ones_if_positive = (values_at_ends > 0).all(0).to(values_at_ends.dtype)
+    ones_if_negative = (-values_at_ends > 0).all(0).to(values_at_ends.dtype)
+    unit_bends = ones_if_positive + ones_if_negative == 0
 
     # 3. The factor by which the activation multiplies these lines: 1, leak = -act(-1), or 0.
-    factor = positive - activation(-negative)
+    factor = ones_if_positive - activation(-ones_if_negative)
 
     # 4. Their sum as one line; the output layer's bias joins its intercept.
-    slope = out @ (factor * weight)
-    intercept = out @ (factor * bias) + constant
+    slope = out_weight @ (factor * weight)
+    intercept = out_weight @ (factor * bias) + out_bias
 
     # 5. The units that bend, then one whose activation is s, then one whose activation is 1.
-    weight = F.pad(weight[bends], (0, 2))
+    weight = F.pad(weight[unit_bends], (0, 2))
     weight[-2] = 1
-    bias = F.pad(bias[bends], (0, 2))
+    bias = F.pad(bias[unit_bends], (0, 2))
     bias[-1] = 1
-    out = torch.cat((out[:, bends], slope[:, None], intercept[:, None]), 1)
-    return NetworkWeights(weight, bias, out)
+    out_weight = torch.cat((out_weight[:, unit_bends], slope[:, None], intercept[:, None]), 1)
+    return NetworkWeights(weight, bias, out_weight)
 
 
 class FIRETerm(PairwiseBias):
@@ -325,7 +325,7 @@ class FIRETerm(PairwiseBias):
         (slices, num_heads, PAIRS_PER_SLICE)."""
         before_activation = (network.weight[:, None] * quotient).add_(network.bias[:, None])
         hidden = self.fire.activation(before_activation, inplace=True)
-        return torch.bmm(network.out.expand(len(quotient), -1, -1), hidden)
+        return torch.bmm(network.out_weight.expand(len(quotient), -1, -1), hidden)
 
 
 def _psi(scaled: Tensor) -> Tensor:

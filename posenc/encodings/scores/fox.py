@@ -93,8 +93,8 @@ class FoX(PositionEncoding):
         in `past`."""
         dtype = at_least_float32(x.dtype)
         with without_autocast(x.device):
-            gate = F.linear(x.to(dtype), *read_linear(self.gate, dtype))
-        state = F.logsigmoid(gate).double().cumsum(1).transpose(1, 2)  # (batch, gates, len)
+            gate_logits = F.linear(x.to(dtype), *read_linear(self.gate, dtype))
+        state = F.logsigmoid(gate_logits).double().cumsum(1).transpose(1, 2)  # (batch, gates, len)
         if self.bidirectional:
             state = torch.stack(state.chunk(2, dim=1), dim=-1)
         return state if past is None else past[:, :, -1:] + state
@@ -107,9 +107,9 @@ class FoX(PositionEncoding):
             )
         assert q.x is not None
         check_heads(self, q.state.shape[1], q.x)
-        last_axis = (2,) if self.bidirectional else ()
+        later_sizes = (2,) if self.bidirectional else ()
         for state in (q.state, k.state):
-            check_state_shape(self, state, q.x.shape[1], *last_axis)
+            check_state_shape(self, state, q.x.shape[1], *later_sizes)
         return FoXTerm(q, k, self.bidirectional)
 
 

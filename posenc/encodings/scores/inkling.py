@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import PositionEncoding, check_heads, check_state_shape
-from posenc.encodings.base.products_by_distance import ProductsByDistance, VectorsOf
+from posenc.encodings.base.products_by_distance import ProductsByDistance, TableReader
 from posenc.encodings.base.term import ScoreMod, Scores, Tokens, VisiblePairs
 from posenc.encodings.numerics.precision import at_least_float32, read_linear, without_autocast
 
@@ -121,7 +121,7 @@ class RelativeLogitsTerm(ProductsByDistance):
         k: Tokens,
         ends: tuple[int, int],
         q_vectors: Float[Tensor, "batch num_heads {len(q)} num_profiles"],
-        profile_values: VectorsOf,
+        profile_values: TableReader,
         *,
         log_scaling: tuple[float, float] | None,
     ) -> None:

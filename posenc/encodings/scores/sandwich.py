@@ -54,53 +54,56 @@ class Sandwich(DistanceBias):
             raise ValueError(f"Sandwich: dim must be even and at least 2, got {dim}.")
         if form not in ("paper", "nemo"):
             raise ValueError(f"Sandwich: form must be 'paper' or 'nemo', got {form!r}.")
-        first = 0 if form == "paper" else 1  # the first t of the sum
+        first_term = 0 if form == "paper" else 1  # the first t of the sum
         self.exact_frequencies = ExactFrequencies(
-            geometric_series(dim // 2 + first, 10000, 2 / dim)[first:]
+            geometric_series(dim // 2 + first_term, 10000, 2 / dim)[first_term:]
         )
-        self.offset = first * dim / 2
+        self.offset = first_term * dim / 2
         self._head_factors = Constants([num_heads / (8 * h) for h in range(1, num_heads + 1)])
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         dtype = float_distance(distance).dtype
         sums = []
-        for part in distance.flatten().split(DISTANCES_AT_ONCE):
-            cosines = self.exact_frequencies.reduced_angles(part).to(dtype).cos()
+        for some_distances in distance.flatten().split(DISTANCES_AT_ONCE):
+            cosines = self.exact_frequencies.reduced_angles(some_distances).to(dtype).cos()
             sums.append(cosines.sum(-1, dtype=torch.float64))
         return self._scale_for_heads(torch.cat(sums).view(distance.shape), dtype)
 
     def bias_of_pairs(
-        self, q_positions: FlatQueryPositions, kv_positions: FlatKeyPositions, double: bool = False
+        self,
+        q_positions: FlatQueryPositions,
+        kv_positions: FlatKeyPositions,
+        in_float64: bool = False,
     ) -> BiasMatrix:
         """Return the bias of each pair, (num_heads, q_len, kv_len) or (batch, num_heads, q_len,
-        kv_len), by one matrix product: cos(a - b) = cos a cos b + sin a sin b. double: in
+        kv_len), by one matrix product: cos(a - b) = cos a cos b + sin a sin b. in_float64: in
         float64."""
-        q = torch.cat(self.exact_frequencies.cos_sin(q_positions, torch.float64), dim=-1)
-        k = torch.cat(self.exact_frequencies.cos_sin(kv_positions, torch.float64), dim=-1)
-        dtype = torch.float64 if double else float_distance(q_positions).dtype
-        values = self._scale_for_heads(q @ k.mT, dtype)
+        q_sinusoids = torch.cat(self.exact_frequencies.cos_sin(q_positions, torch.float64), dim=-1)
+        k_sinusoids = torch.cat(self.exact_frequencies.cos_sin(kv_positions, torch.float64), dim=-1)
+        dtype = torch.float64 if in_float64 else float_distance(q_positions).dtype
+        values = self._scale_for_heads(q_sinusoids @ k_sinusoids.mT, dtype)
         return values if values.ndim == 3 else values.movedim(0, 1)
 
     def compute_bias_of_falling_distances(
-        self, farthest: int, count: int, double: bool, device: torch.device
+        self, farthest: int, count: int, in_float64: bool, device: torch.device
     ) -> Float[Tensor, "num_heads {count}"]:
         """Return the bias of the distances farthest, farthest - 1, ..., `count` of them:
-        (num_heads, count), in float64 if `double`, else float32.
+        (num_heads, count), in float64 if `in_float64`, else float32.
 
         They are the distances of a grid of few queries and GRID_KEYS keys, in reading order: the
         row of a query has its distances to the keys 0, 1, ..., and the next query is GRID_KEYS
         positions before it. A product of two small tables thus replaces a cosine for each distance
         and frequency.
         """
-        queries = torch.arange(farthest, farthest - count, -GRID_KEYS, device=device)
-        positions = torch.cat((queries, torch.arange(GRID_KEYS, device=device)))
+        query_positions = torch.arange(farthest, farthest - count, -GRID_KEYS, device=device)
+        positions = torch.cat((query_positions, torch.arange(GRID_KEYS, device=device)))
         cos_and_sin = torch.cat(self.exact_frequencies.cos_sin(positions, torch.float64), dim=-1)
-        products = cos_and_sin[: len(queries)] @ cos_and_sin[len(queries) :].mT
-        dtype = torch.float64 if double else torch.float32
+        products = cos_and_sin[: len(query_positions)] @ cos_and_sin[len(query_positions) :].mT
+        dtype = torch.float64 if in_float64 else torch.float32
         return self._scale_for_heads(products.flatten()[:count], dtype)
 
-    def _scale_for_heads(self, total: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the bias of each head, (num_heads, *total.shape) in `dtype`. total: the sum of
-        cosines of each distance."""
-        total = total - self.offset
-        return (per_head(self._head_factors.like(total), total) * total).to(dtype)
+    def _scale_for_heads(self, cosine_sum: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the bias of each head, (num_heads, *cosine_sum.shape) in `dtype`. cosine_sum: the
+        sum of the cosines of each distance."""
+        cosine_sum = cosine_sum - self.offset
+        return (per_head(self._head_factors.like(cosine_sum), cosine_sum) * cosine_sum).to(dtype)

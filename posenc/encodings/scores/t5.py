@@ -103,9 +103,9 @@ class T5Bias(DistanceBias):
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         dtype = torch.promote_types(self.weight.dtype, float_distance(distance).dtype)
-        bucket = self.bucket(distance)
-        rows = self.weight.to(dtype).T.contiguous().index_select(1, bucket.flatten())
-        return rows.view(self.weight.shape[1], *bucket.shape)
+        buckets = self.bucket(distance)
+        bias_by_head = self.weight.to(dtype).T.contiguous().index_select(1, buckets.flatten())
+        return bias_by_head.view(self.weight.shape[1], *buckets.shape)
 
     def term(self, q: Tokens, k: Tokens) -> PairwiseBias:
         term = super().term(q, k)

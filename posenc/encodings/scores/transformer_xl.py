@@ -115,8 +115,8 @@ class TransformerXL(PositionEncoding):
     def term(self, q: Tokens, k: Tokens) -> "TransformerXLTerm":
         assert q.x is not None
         dtype = at_least_float32(q.x.dtype)
-        queries = (q.x.to(dtype) + self.v.to(dtype)[:, None]) * self.scale(q.x.shape[-1])
-        return TransformerXLTerm(q, k, queries, self)
+        query_vectors = (q.x.to(dtype) + self.v.to(dtype)[:, None]) * self.scale(q.x.shape[-1])
+        return TransformerXLTerm(q, k, query_vectors, self)
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         return self.with_table_cache()
@@ -145,10 +145,10 @@ class TransformerXLTerm(ProductsByDistance):
         self,
         q: Tokens,
         k: Tokens,
-        queries: Float[Tensor, "batch num_heads {len(q)} head_dim"],
+        query_vectors: Float[Tensor, "batch num_heads {len(q)} head_dim"],
         xl: TransformerXL,
     ) -> None:
-        dtype = queries.dtype
+        dtype = query_vectors.dtype
 
         def cached_table(key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
             return xl.computed_or_cached((key, dtype), compute, xl.projection.weight)
@@ -158,7 +158,7 @@ class TransformerXLTerm(ProductsByDistance):
             q,
             k,
             ends,
-            queries,
+            query_vectors,
             partial(xl.projected_sinusoids, dtype=dtype),
             table_cache=cached_table,
         )
@@ -185,12 +185,12 @@ class TransformerXLTerm(ProductsByDistance):
         distance = distances(q.positions, k.positions)
         if distance.ndim == 3:  # (batch, rows, keys)
             distance = distance[:, None]
-        for limit, is_beyond in (
+        for end_distance, is_beyond in (
             (clamp_len, distance > clamp_len),
             (-clamp_len, distance < -clamp_len),
         ):
             end_sinusoid = self.xl.sinusoid(
-                torch.tensor([limit], device=products.device), products.dtype
+                torch.tensor([end_distance], device=products.device), products.dtype
             )
             products = torch.where(is_beyond, coefficients @ end_sinusoid.mT, products)
         return scores + products

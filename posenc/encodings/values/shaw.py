@@ -113,10 +113,10 @@ class ShawTerm(ProductsByDistance):
         distance = distances(self.q_tokens[rows].positions, self.k_tokens[keys].positions)
         if distance.ndim == 3:  # (batch, rows, keys)
             distance = distance[:, None]
-        table_row = shaw.row(distance).expand(weights.shape)
-        sums = weights.new_zeros(*weights.shape[:-1], len(shaw.value_table))
-        sums = sums.scatter_add(-1, table_row, weights)
-        return out + sums @ shaw.value_table.to(sums.dtype)
+        table_rows = shaw.row(distance).expand(weights.shape)
+        weight_sums = weights.new_zeros(*weights.shape[:-1], len(shaw.value_table))
+        weight_sums = weight_sums.scatter_add(-1, table_rows, weights)
+        return out + weight_sums @ shaw.value_table.to(weight_sums.dtype)
 
     def _check_value_width(self, v: Tensor) -> None:
         """Raise ValueError if there is a value_table whose width, head_dim, is not that of v."""
@@ -164,24 +164,28 @@ class ShawTerm(ProductsByDistance):
             t = F.pad(t.to(q.dtype), (0, 0, num_missing_keys, num_missing_queries))
             return repeat_kv_heads(t.unfold(2, 2 * window - 1, window), num_heads)
 
-        queries = F.pad(q, (0, 0, 0, num_missing_queries)).unflatten(2, (num_blocks, window))
+        def by_query_block(t: Tensor) -> Tensor:
+            """Return t, (batch, heads, rows, width), by block of queries, (batch, heads, blocks, w,
+            width), with zeros after the last query."""
+            return F.pad(t, (0, 0, 0, num_missing_queries)).unflatten(2, (num_blocks, window))
+
+        queries_by_block = by_query_block(q)
         # Each step takes the name of the one before, so that memory holds one of them.
-        scores = _diagonals_to_columns(queries @ by_block(k)).flatten(2, 3)[:, :, :length]
+        scores = _diagonals_to_columns(queries_by_block @ by_block(k)).flatten(2, 3)[:, :, :length]
         scores = scores + q @ shaw.key_table.to(q.dtype)[table_rows].mT
         scores = shaw.scale(shaw.head_dim) * scores
 
         key_index = torch.arange(length, device=q.device)[:, None] - num_missing_keys
         key_index = key_index + torch.arange(window, device=q.device)
         scores = scores.masked_fill(key_index < 0, -torch.inf)
-        lse = scores.logsumexp(-1)
-        weights = (scores - lse[..., None]).exp()
+        logsumexp = scores.logsumexp(-1)
+        weights = (scores - logsumexp[..., None]).exp()
 
-        out = F.pad(weights, (0, 0, 0, num_missing_queries)).unflatten(2, (num_blocks, window))
-        out = _columns_to_diagonals(out) @ by_block(v).mT
+        out = _columns_to_diagonals(by_query_block(weights)) @ by_block(v).mT
         out = out.flatten(2, 3)[:, :, :length]
         if shaw.value_table is not None:
             out = out + weights @ shaw.value_table.to(q.dtype)[table_rows]
-        return out, lse
+        return out, logsumexp
 
     def far_terms(  # type: ignore[override]
         self, q: Float[Tensor, "batch num_heads rows {self.shaw.head_dim}"]

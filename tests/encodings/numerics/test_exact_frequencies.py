@@ -178,7 +178,7 @@ def test_tables_made_for_inference_serve_training():
 def test_turns_are_the_nearest_fixed_point_numbers():
     angles = ExactFrequencies(inverse_frequencies(8, 10000.0))
     turn = Fraction(TWO_PI)
-    for f, units in zip(angles.inv_freq, angles.turns.values, strict=True):
+    for f, units in zip(angles.inv_freq, angles.units_per_position.values, strict=True):
         assert abs(Fraction(f) / turn * 2**64 - units) <= Fraction(1, 2) + Fraction(1, 2**20)
 
 

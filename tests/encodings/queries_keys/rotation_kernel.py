@@ -37,23 +37,25 @@ def compiled(
     (pairs, head_dim), names = SIZES[size], triton_rotation._rotation_kernel.arg_names
     block = triton.next_power_of_2(pairs)
     rest = head_dim - 2 * pairs
-    heads = min(HEADS, triton_rotation.PROGRAM_PAIRS // block)
+    heads = min(HEADS, triton_rotation.PAIRS_PER_PROGRAM // block)
     constants = {
         "INTERLEAVED": interleaved,
-        "HEADS": heads,
+        "BLOCK_HEADS": heads,
         "NUM_PAIRS": pairs,
-        "PAIRS": block,
+        "PADDED_PAIRS": block,
         "HEAD_DIM": head_dim,
-        "REST": triton.next_power_of_2(rest) if rest else 0,
+        "PADDED_REST": triton.next_power_of_2(rest) if rest else 0,
     }
-    channels = [name for name in names if name.endswith("_channel")]
+    channels = [name for name in names if name.endswith("_channel_stride")]
     constants |= dict.fromkeys(channels, channel_stride)
     types = {"cos": "*fp32", "sin": "*fp32"}
     types |= dict.fromkeys(("q", "q_out", "k", "k_out"), f"*{dtype}")
     signature = {
         name: "constexpr" if name in constants else types.get(name, "i32") for name in names
     }
-    strides = tuple(n for n in names if n.endswith(("_batch", "_head", "_token")))
+    strides = tuple(
+        n for n in names if n.endswith(("_batch_stride", "_head_stride", "_token_stride"))
+    )
     divisible = [n for n in names if n in types or (n in strides and size != "odd")]
     source = triton.compiler.ASTSource(
         triton_rotation._rotation_kernel,

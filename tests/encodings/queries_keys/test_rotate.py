@@ -274,7 +274,7 @@ def test_tensors_of_two_devices_are_refused_before_a_launch():
 
     x, table = torch.zeros(1, 2, 3, 8), torch.zeros(1, 3, 4)
     with pytest.raises(RuntimeError, match="must be on one device, got cpu, meta"):
-        triton_rotation.rotate((x, x), table, table.to("meta"), False)
+        triton_rotation.rotate_by_kernel((x, x), table, table.to("meta"), False)
 
 
 @pytest.mark.parametrize(

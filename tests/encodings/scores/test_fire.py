@@ -155,7 +155,7 @@ def test_the_smaller_network_equals_the_whole_one(leak: float):
     for share in (0.0, 0.3, 0.5, 1.0, 1.7, LARGEST):
         units = activation(smaller.weight * share + smaller.bias)
         want = [whole(share, out[i].tolist(), float(constant[i]), leak) for i in range(3)]
-        assert (smaller.out @ units).tolist() == pytest.approx(want, rel=1e-13, abs=1e-13)
+        assert (smaller.out_weight @ units).tolist() == pytest.approx(want, rel=1e-13, abs=1e-13)
 
 
 def test_a_unit_that_bends_beyond_the_largest_input_is_a_line():

@@ -247,9 +247,9 @@ def test_neighbours_collide_where_a_dtype_holds_no_odd_numbers():
 
 def test_precision_sees_a_wrong_frequency():
     rope = RoPE(16, interleaved=False)
-    rope.exact_frequencies.turns = RoPE(
+    rope.exact_frequencies.units_per_position = RoPE(
         16, rope_theta=10000.01, interleaved=False
-    ).exact_frequencies.turns
+    ).exact_frequencies.units_per_position
     found = precision.measure(rope)
     assert found is not None and found.as_used < 100_000
 
