@@ -70,7 +70,7 @@ if __name__ == "__main__":
     from posenc.encodings import hash_of_user_code
     (mine,) = read_encodings(["mine_of_a_script"])
     built = posenc.create(mine.text, posenc.ModelShape(64, 2))
-    same = mine.code == hash_of_user_code(mine.text)
+    same = mine.user_code_hash == hash_of_user_code(mine.text)
     print(mine.text, mine.label, type(built).__qualname__, same)
 """
 
