@@ -13,10 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-EXTRAS = {"numpy": "doctor", "keras": "keras"}
-EXTRAS |= dict.fromkeys(("torch", "safetensors", "jaxtyping"), "torch")
-EXTRAS |= dict.fromkeys(("transformers", "scipy", "matplotlib"), "hf")
-EXTRAS |= dict.fromkeys(("ray", "submitit", "s3fs", "tensorboard"), "cluster")
+EXTRA_BY_PACKAGE = {"numpy": "doctor", "keras": "keras"}
+EXTRA_BY_PACKAGE |= dict.fromkeys(("torch", "safetensors", "jaxtyping"), "torch")
+EXTRA_BY_PACKAGE |= dict.fromkeys(("transformers", "scipy", "matplotlib"), "hf")
+EXTRA_BY_PACKAGE |= dict.fromkeys(("ray", "submitit", "s3fs", "tensorboard"), "cluster")
 """Extra of posenc that installs a package, by the package. Without extras posenc needs only typer
 and rich."""
 _EXTRAS_FROM_SMALL_TO_LARGE = ("doctor", "torch", "hf")
@@ -40,9 +40,9 @@ def install_hint(error: ModuleNotFoundError, needed_extra: str = "torch") -> str
     ModuleNotFoundError(name="torch") -> 'torch is not installed: pip install "posenc[torch]"'
     """
     package = (error.name or "").partition(".")[0]
-    if package not in EXTRAS:
+    if package not in EXTRA_BY_PACKAGE:
         return ""
-    extra = EXTRAS[package]
+    extra = EXTRA_BY_PACKAGE[package]
     if extra in _EXTRAS_FROM_SMALL_TO_LARGE:
         extra = max(extra, needed_extra, key=_EXTRAS_FROM_SMALL_TO_LARGE.index)
     return f'{package} is not installed: pip install "posenc[{extra}]"'
@@ -108,17 +108,17 @@ def _modules_by_imported_name(file: Path) -> dict[str, str]:
 def names_for_dir(module: str, public: Iterable[str]) -> list[str]:
     """Return the names that `dir` lists of a module: its public names, and Python's own such as
     __doc__, but not what the module imports for itself."""
-    of_python = [name for name in vars(sys.modules[module]) if name.startswith("__")]
-    return sorted({*of_python, *public})
+    python_names = [name for name in vars(sys.modules[module]) if name.startswith("__")]
+    return sorted({*python_names, *public})
 
 
-def attach(
-    package: str, file: str, moved: Mapping[str, str] | None = None
+def package_hooks(
+    package: str, file: str, new_name_by_old: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` for a package with a stub.
 
     package: its name, such as "posenc.hf". file: its __init__.py, next to which the stub is.
-    moved: by each former name the name to write now, for the error message.
+    new_name_by_old: by each former name the name to write now, for the error message.
     """
     module_by_name = modules_by_stub_name(file)
 
@@ -128,8 +128,10 @@ def attach(
             found_module = load_module(module_by_name[name])
             # A name may be a module of a package that has not imported it.
             return vars(found_module).get(name) or load_module(f"{module_by_name[name]}.{name}")
-        if moved is not None and name in moved:
-            raise AttributeError(f"{package}.{name} is gone: use {package}.{moved[name]}.")
+        if new_name_by_old is not None and name in new_name_by_old:
+            raise AttributeError(
+                f"{package}.{name} is gone: use {package}.{new_name_by_old[name]}."
+            )
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def list_names() -> list[str]:

@@ -25,7 +25,7 @@ KERAS_LAYERS = {
 }
 """Class name of the layer in posenc.keras that computes the same as an encoding, by the encoding's
 class name."""
-STORED_ROWS = Path(__file__).with_suffix(".json")
+STORED_ROWS_FILE = Path(__file__).with_suffix(".json")
 """File with the listed facts of posenc's own encodings, so that the command loads no torch."""
 
 
@@ -63,7 +63,7 @@ def list_encodings(
         raise ValueError("posenc list: choose one of --json and --markdown.")
     from posenc.encodings import lines_on_unusable_names
 
-    stored_rows = [] if names else json.loads(STORED_ROWS.read_text(encoding="utf-8"))
+    stored_rows = [] if names else json.loads(STORED_ROWS_FILE.read_text(encoding="utf-8"))
     rows, error_lines = build_rows(names, stored_rows)
     for line in error_lines if names else (*lines_on_unusable_names(), *error_lines):
         sys.stderr.write(f"posenc: {show_hidden_characters(line)}\n")
@@ -74,9 +74,9 @@ def list_encodings(
     else:
         from rich.box import SIMPLE_HEAD
 
-        from posenc.report.terminal import stdout, text_table
+        from posenc.report.terminal import stdout_console, text_table
 
-        console = stdout(160)
+        console = stdout_console(160)
         # What a narrow terminal has no room for is in --json.
         num_columns = (
             len(_HEADINGS) if console.width >= WIDE_TERMINAL_COLUMNS else _HEADINGS.index("keras")
@@ -103,12 +103,12 @@ def build_rows(
     """
     from posenc.encodings import registry
 
-    stored_rows = {row["name"]: row for row in stored}
+    stored_row_by_name = {row["name"]: row for row in stored}
     rows: list[dict[str, Any]] = []
     error_lines: list[str] = []
     for name in names or registry.names():
-        if name in stored_rows:
-            rows.append(stored_rows[name])
+        if name in stored_row_by_name:
+            rows.append(stored_row_by_name[name])
             continue
         spec = registry.parse(name)
         is_name_alone = len(spec.parts) == 1 and not spec.parts[0].attribute
@@ -135,7 +135,7 @@ def _build_row(name: str, label: str, entry: "Entry") -> dict[str, Any]:
         "name": label,
         "places": list(encoding.claims.places),
         "parameters": encoding.num_parameters,
-        **{claim: getattr(encoding.claims, claim) for claim in _CLAIMS.split()},
+        **{claim: getattr(encoding.claims, claim) for claim in _CLAIM_NAMES_TEXT.split()},
         "checked": entry.evidence,
         "origin": entry.origin,
         "keras": KERAS_LAYERS.get(type(encoding).__name__),
@@ -145,7 +145,7 @@ def _build_row(name: str, label: str, entry: "Entry") -> dict[str, Any]:
 
 def _table_cells(row: dict[str, Any]) -> list[str]:
     """Return the cells of an encoding's row in the table, in the order of _HEADINGS."""
-    claims = {
+    holds_by_claim = {
         "shift invariant": row["shift_invariant"],
         "causal only": row["causal_only"],
         "not cache safe": not row["cache_safe"],
@@ -154,20 +154,20 @@ def _table_cells(row: dict[str, Any]) -> list[str]:
         f"{row['num_axes']} axes": row["num_axes"] > 1,
         f"below {row['max_positions']}": row["max_positions"] is not None,
     }
-    per_layer = " per layer" if row["parameters"] and row["scope"] == "layer" else ""
+    per_layer_clause = " per layer" if row["parameters"] and row["scope"] == "layer" else ""
     return [
         row["name"],
         ", ".join(map(str, row["places"])) or "none",
-        f"{row['parameters']:,}{per_layer}",
-        ", ".join(claim for claim, holds in claims.items() if holds),
+        f"{row['parameters']:,}{per_layer_clause}",
+        ", ".join(claim for claim, holds in holds_by_claim.items() if holds),
         f"{row['checked']}, {row['origin']}" if row["origin"] else row["checked"],
         row["keras"] or "",
         row["source"],
     ]
 
 
-_CLAIMS = "shift_invariant permutation_invariant causal_only cache_safe own_scale "
-_CLAIMS += "max_positions num_axes scope"
+_CLAIM_NAMES_TEXT = "shift_invariant permutation_invariant causal_only cache_safe own_scale "
+_CLAIM_NAMES_TEXT += "max_positions num_axes scope"
 WIDE_TERMINAL_COLUMNS = 120
 """Minimum width, in characters, of a terminal that shows all columns of the table."""
 _HEADINGS = ["encoding", "place", "parameters", "claims", "checked", "keras", "source"]
@@ -175,11 +175,12 @@ _HEADINGS = ["encoding", "place", "parameters", "claims", "checked", "keras", "s
 
 def _markdown_table(rows: list[dict[str, Any]]) -> str:
     """Return the table of the listed encodings in Markdown."""
-    lines = [
+    cells_of_rows = [
         _HEADINGS,
         ["---"] * len(_HEADINGS),
-        *([f"`{c[0]}`", *c[1:]] for c in map(_table_cells, rows)),
+        *([f"`{cell[0]}`", *cell[1:]] for cell in map(_table_cells, rows)),
     ]
     return "\n".join(
-        "| " + " | ".join(c.replace("|", r"\|") for c in line) + " |" for line in lines
+        "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+        for cells in cells_of_rows
     )

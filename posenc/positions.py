@@ -191,18 +191,18 @@ def positions_restart(
         index = torch.arange(positions.shape[-1]).where(valid, first_valid)
         positions = positions.expand(index.shape).gather(-1, index.cummax(-1).values)
     # Number the runs in which positions do not fall: 0, 1, 2, 0, 1 has runs 0, 0, 0, 1, 1.
-    falls = torch.zeros_like(positions, dtype=torch.bool)
-    falls[..., 1:] = positions[..., 1:] < positions[..., :-1]
-    run_number = falls.cumsum(-1)
+    is_fall = torch.zeros_like(positions, dtype=torch.bool)
+    is_fall[..., 1:] = positions[..., 1:] < positions[..., :-1]
+    run_number = is_fall.cumsum(-1)
     # A first run with one position only may be padding on the left: 1, 1, 1, 0, 1, 2.
-    rises_in_first_run = (run_number == 0) & (positions != positions[..., :1])
-    may_begin_with_padding = ~rises_in_first_run.any(-1, keepdim=True)
+    is_rise_in_first_run = (run_number == 0) & (positions != positions[..., :1])
+    may_begin_with_padding = ~is_rise_in_first_run.any(-1, keepdim=True)
     # After sorting, equal positions are adjacent; the sort is stable, so their runs are in order.
-    ordered, index = positions.sort(dim=-1, stable=True)
-    ordered_run = run_number.gather(-1, index)
-    run = ordered_run[..., 1:]
-    previous_run = ordered_run[..., :-1]
-    is_repeated = (ordered[..., 1:] == ordered[..., :-1]) & (run != previous_run)
+    sorted_positions, index = positions.sort(dim=-1, stable=True)
+    run_of_sorted = run_number.gather(-1, index)
+    run = run_of_sorted[..., 1:]
+    previous_run = run_of_sorted[..., :-1]
+    is_repeated = (sorted_positions[..., 1:] == sorted_positions[..., :-1]) & (run != previous_run)
     is_padding = may_begin_with_padding & (previous_run == 0) & (run == 1)
     return bool((is_repeated & ~is_padding).any())
 
@@ -226,22 +226,26 @@ def first_text_returns(
     if valid is not None and not _is_readable(valid):
         return False
     first_component = positions[..., 0]
-    in_text = (positions == first_component[..., None]).all(-1)
+    is_in_text = (positions == first_component[..., None]).all(-1)
     if valid is not None:
-        in_text = in_text & valid
-        first_component = first_component.expand(in_text.shape)
+        is_in_text = is_in_text & valid
+        first_component = first_component.expand(is_in_text.shape)
     # True where a token and the next one are two successive tokens of a text.
     is_text_pair = (
-        in_text[..., 1:]
-        & in_text[..., :-1]
+        is_in_text[..., 1:]
+        & is_in_text[..., :-1]
         & (first_component[..., 1:] == first_component[..., :-1] + 1)
     )
     first_component = first_component[..., :-1]
-    first_token = torch.zeros_like(first_component[..., :1], dtype=torch.long)
+    first_token_index = torch.zeros_like(first_component[..., :1], dtype=torch.long)
     if valid is not None:
-        first_token = valid[..., :-1].int().argmax(-1, keepdim=True).expand(first_token.shape)
-    begins_with_text = is_text_pair.gather(-1, first_token)
-    equals_first_pair = is_text_pair & (first_component == first_component.gather(-1, first_token))
+        first_token_index = (
+            valid[..., :-1].int().argmax(-1, keepdim=True).expand(first_token_index.shape)
+        )
+    begins_with_text = is_text_pair.gather(-1, first_token_index)
+    equals_first_pair = is_text_pair & (
+        first_component == first_component.gather(-1, first_token_index)
+    )
     return bool((begins_with_text[..., 0] & (equals_first_pair.sum(-1) > 1)).any())
 
 
@@ -521,8 +525,8 @@ def normalized_grid(
     [[0.0, -0.5], [0.0, 0.5]]
     """
     _check_grid("normalized_grid", height, width, class_tokens)
-    num_cells = torch.tensor([height, width], dtype=torch.float64, device=device)
-    centres = (2 * grid(height, width, device=device) + 1) / num_cells - 1
+    cells_by_axis = torch.tensor([height, width], dtype=torch.float64, device=device)
+    centres = (2 * grid(height, width, device=device) + 1) / cells_by_axis - 1
     return _after_class_tokens(class_tokens, centres)
 
 

@@ -111,7 +111,7 @@ def nobody_is_asked(request, monkeypatch):
     is marked so."""
     if "asks" not in request.keywords:
         monkeypatch.setattr(
-            "posenc.doctor.choose_interpreters.installed_version", lambda runtime: None
+            "posenc.doctor.choose_interpreters.installed_runtime_version", lambda runtime: None
         )
 
 

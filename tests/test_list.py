@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from posenc import registry
-from posenc.list import STORED_ROWS, build_rows
+from posenc.list import STORED_ROWS_FILE, build_rows
 
 
 def test_list_json_is_alone_on_stdout_and_has_every_encoding(call):
@@ -42,7 +42,7 @@ def test_list_shows_every_name_without_torch(call):
 
 
 def test_what_the_list_keeps_is_what_the_encodings_say():
-    kept = json.loads(STORED_ROWS.read_text(encoding="utf-8"))
+    kept = json.loads(STORED_ROWS_FILE.read_text(encoding="utf-8"))
     names = {row["name"] for row in kept}
     said = [row for row in build_rows()[0] if row["name"] in names]
     assert kept == said, "run `make readme`"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.lazy import EXTRAS, OLDEST_TORCH
+from posenc.lazy import EXTRA_BY_PACKAGE, OLDEST_TORCH
 from tests.doctor.test_gguf_hostile import SOUND, header, tensor
 from tests.doctor.threads import BASE
 from tests.hf_models import save
@@ -202,9 +202,9 @@ def test_the_base_needs_typer_and_rich_only():
 
 
 def test_each_package_comes_with_the_extra_that_its_hint_names():
-    for package, extra in EXTRAS.items():
+    for package, extra in EXTRA_BY_PACKAGE.items():
         assert package.replace("_", "-") in brought(extra)
-    assert {package.replace("_", "-") for package in EXTRAS} == brought("all")
+    assert {package.replace("_", "-") for package in EXTRA_BY_PACKAGE} == brought("all")
 
 
 def test_the_oldest_torch_is_that_of_the_extra():

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from posenc.list import STORED_ROWS, build_rows
+from posenc.list import STORED_ROWS_FILE, build_rows
 
 START, END = "<!-- encodings: written by make readme -->\n", "<!-- end of encodings -->"
 
@@ -70,6 +70,6 @@ def pages(root: Path) -> dict[Path, str]:
 
 
 if __name__ == "__main__":
-    STORED_ROWS.write_text(as_json(current_rows()), encoding="utf-8")
+    STORED_ROWS_FILE.write_text(as_json(current_rows()), encoding="utf-8")
     for path, text in pages(Path(__file__).parents[2]).items():
         path.write_text(text, encoding="utf-8")

@@ -195,9 +195,9 @@ def _measure_cases(
     from posenc.bench import measure
     from posenc.bench.report import measured_sections, report_of
     from posenc.files.atomic import write_atomically
-    from posenc.report.terminal import print_line, print_report, show_section, stdout
+    from posenc.report.terminal import print_line, print_report, show_section, stdout_console
 
-    console = stdout(80)
+    console = stdout_console(80)
     machine = measure.machine_facts()
     rows: list[dict[str, Any]] = []
     for case in cases:
@@ -236,7 +236,7 @@ def _check_and_time_device(
     from posenc.command_line.progress import replace_status_line
     from posenc.files.atomic import prepare_results, write_atomically
     from posenc.machine.hardware import check_device
-    from posenc.report.terminal import print_line, print_report, stderr
+    from posenc.report.terminal import print_line, print_report, stderr_console
 
     require_choice("--device", device, ("cpu", "cuda"))
     if device == "cuda":
@@ -252,7 +252,7 @@ def _check_and_time_device(
         write_atomically(out, _results_as_json(machine, rows))
     replace_status_line("")
     print_report(report_of(machine, rows), in_json)
-    print_line(stderr(), f"Results: {out}")
+    print_line(stderr_console(), f"Results: {out}")
     if any(row.get("ok") is False for row in rows):
         raise typer.Exit(1)
 

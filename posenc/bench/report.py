@@ -89,7 +89,9 @@ def measured_sections(rows: Iterable[Row]) -> list[Section]:
 def _table_of_runs(rows: Sequence[Row], caption: str) -> Table:
     """Return the table of a case: for each run its memory, or its time and its ratios."""
     if "mib" in rows[0]:  # then all rows of the case have it
-        memory_rows = [[row["run"], Number(row["mib"], form=".1f", unit=" MiB")] for row in rows]
+        memory_rows = [
+            [row["run"], Number(row["mib"], format_spec=".1f", unit=" MiB")] for row in rows
+        ]
         return Table(["run", "memory"], memory_rows, caption)
     baselines = [*rows[0]["ratios"]]
     header: list[str | Heading] = ["run", "median"]
@@ -100,10 +102,13 @@ def _table_of_runs(rows: Sequence[Row], caption: str) -> Table:
     header += ["compiled again"] if has_compiled else []
     table_rows: list[list[Value]] = []
     for row in rows:
-        cells: list[Value] = [row["run"], Number(row["milliseconds"], form=".3f", unit=" ms")]
+        cells: list[Value] = [
+            row["run"],
+            Number(row["milliseconds"], format_spec=".3f", unit=" ms"),
+        ]
         cells += [_ratio_to_baseline(row, baseline) for baseline in baselines]
         if has_rates:
-            cells.append(Number(row["gb_per_second"], form=".3f", unit=" GB/s"))
+            cells.append(Number(row["gb_per_second"], format_spec=".3f", unit=" GB/s"))
         if has_compiled:
             cells.append("yes" if row["compiled"] else "no")
         table_rows.append(cells)
@@ -113,4 +118,4 @@ def _table_of_runs(rows: Sequence[Row], caption: str) -> Table:
 def _ratio_to_baseline(row: Row, baseline: str) -> Number | None:
     """Return a run's ratio to a baseline; None for the baseline itself, or without a time."""
     ratio = row["ratios"][baseline]
-    return None if ratio is None or baseline == row["run"] else Number(*ratio, form=".2f")
+    return None if ratio is None or baseline == row["run"] else Number(*ratio, format_spec=".2f")

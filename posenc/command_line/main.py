@@ -20,7 +20,7 @@ from rich.markup import escape
 from posenc import __version__
 from posenc.command_line.errors import RunFailed, Stopped, describe_os_error, disk_is_full
 from posenc.command_line.options import PANELS, option
-from posenc.lazy import EXTRAS, install_hint
+from posenc.lazy import EXTRA_BY_PACKAGE, install_hint
 from posenc.machine import fingerprint
 from posenc.report.escaping import show_hidden_characters
 
@@ -208,7 +208,7 @@ def _print_version_or_help(
         print(
             "\n".join(
                 f"{name} {package_version}"
-                for name, package_version in fingerprint.versions(*EXTRAS).items()
+                for name, package_version in fingerprint.versions(*EXTRA_BY_PACKAGE).items()
             )
         )
         raise typer.Exit

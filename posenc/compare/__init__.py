@@ -5,7 +5,7 @@
 ('standard', 'local')
 """
 
-from posenc.lazy import attach as _attach
+from posenc.lazy import package_hooks as _package_hooks
 
 # No submodule may have the name of a function here, because importing it would replace it.
-__getattr__, __dir__, __all__ = _attach(__name__, __file__)
+__getattr__, __dir__, __all__ = _package_hooks(__name__, __file__)

@@ -35,7 +35,7 @@ from posenc.report.drawing import (
 from posenc.report.figure_files import write_page
 from posenc.report.html_page import page_of
 from posenc.report.report import Heading, Number, Plot, Report, Section, Table, Value
-from posenc.report.terminal import print_line, print_report, stderr
+from posenc.report.terminal import print_line, print_report, stderr_console
 from posenc.tasks.registry import TEXT
 
 _NEUTRAL_VALUES = dict.fromkeys(
@@ -103,10 +103,10 @@ def _write_report(studies: Sequence[Study], folder: Path, options: Options, show
         sorted(losses_of_sizes, key=lambda size_losses: size_losses.parameters)
     )
     for note in write_page(page_of(report), folder / "report.html", options.figures):
-        print_line(stderr(), note)
+        print_line(stderr_console(), note)
     if show:
         print_report(report, options.as_json)
-    print_line(stderr(), f"Report of all sizes: {folder / 'report.html'}")
+    print_line(stderr_console(), f"Report of all sizes: {folder / 'report.html'}")
 
 
 def _options_by_size(options: Options) -> list[tuple[str, Options]]:
@@ -279,7 +279,7 @@ def report_of_ladder(sizes: Sequence[SizeLosses]) -> Report:
             name=place,
         )
         sections.append(Section(place_in_words.capitalize(), [table, plot]))
-    sections.append(Section("", [_HOW_TO_READ], detail=True))
+    sections.append(Section("", [_HOW_TO_READ], is_detail=True))
     headline = " ".join(sentences) or "No two rows finished in all sizes, so no lead is known."
     counts_in_words = " and ".join(f"{size.parameters:,}" for size in sizes)
     facts = {"answer": headline, "sizes": list(sizes)}
@@ -327,12 +327,14 @@ def _leads_table(
     for name in sorted(leads, key=lambda name: -leads[name][-1]):
         row: list[Value] = [name]
         for (_, losses_of_size_by_row), lead in zip(losses_of_sizes, leads[name], strict=True):
-            row.append(Number(losses_of_size_by_row[name], form=".3f", unit=f" ({lead:+.3f})"))
+            row.append(
+                Number(losses_of_size_by_row[name], format_spec=".3f", unit=f" ({lead:+.3f})")
+            )
         slope = slope_per_doubling(parameter_counts, leads[name])
-        row.append(None if slope is None else Number(slope, form="+.3f"))
+        row.append(None if slope is None else Number(slope, format_spec="+.3f"))
         rows.append(row)
     return Table(
-        header, rows, f"Losses and leads {place_in_words}.", cards=True, name=f"leads-{place}"
+        header, rows, f"Losses and leads {place_in_words}.", as_cards=True, name=f"leads-{place}"
     )
 
 

@@ -41,8 +41,8 @@ from posenc.files.opening import (
 )
 from posenc.lazy import require_package
 from posenc.machine import hardware
-from posenc.machine.fingerprint import processors_of, versions
-from posenc.report.terminal import print_line, print_report, stderr
+from posenc.machine.fingerprint import processor_facts, versions
+from posenc.report.terminal import print_line, print_report, stderr_console
 
 RUNS_FOLDER = Path("runs")
 """Below it are the folders of runs without --out."""
@@ -60,7 +60,7 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     plan = make_plan(options)
     engine = run_trials.open_engine(plan.options, plan.task_trials[0].device, plan.num_trials)
     try:
-        return _run_plan(engine, plan, stderr(), show)
+        return _run_plan(engine, plan, stderr_console(), show)
     except KeyboardInterrupt:
         raise Stopped("the same command goes on from here") from None
     finally:
@@ -337,7 +337,7 @@ def collect_results(study: Study, folder: Path) -> tuple[Study, list[str]]:
     result_by_trial = kept_results | loaded_results
     results = tuple(result_by_trial[trial] for trial in study.trials if trial in result_by_trial)
     timings = [vars(result.timing) for result in results if _names_processor(result)]
-    hardware = study.hardware | (processors_of(timings) if timings else {})
+    hardware = study.hardware | (processor_facts(timings) if timings else {})
     return conclude(replace(study, results=results, hardware=hardware)), damage_notes
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posenc.runtimes.ask import Asked
+from posenc.runtimes.ask import RuntimeAnswer
 from posenc.runtimes.ask import ask as ask_about_each
 
 
@@ -14,7 +14,7 @@ def ask(
     *,
     runtime: str = "transformers",
     length: int = 4096,
-) -> Asked:
+) -> RuntimeAnswer:
     """Ask an installed runtime what it computes from a config.json's object, or a GGUF file.
 
     Args:

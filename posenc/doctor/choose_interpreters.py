@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from posenc.runtimes.ask import (
     PROBES,
-    Asked,
     AskError,
+    RuntimeAnswer,
     ask,
-    installed_version,
+    installed_runtime_version,
     runtime_name_of,
     runtimes_of,
 )
@@ -55,7 +55,11 @@ def interpreters_to_ask(asked_for: Sequence[str] | None) -> list[Interpreter]:
     Raises: ValueError for `none` beside an interpreter.
     """
     if asked_for is None:
-        return [Interpreter(None, name) for name in PROBES if installed_version(name) is not None]
+        return [
+            Interpreter(None, name)
+            for name in PROBES
+            if installed_runtime_version(name) is not None
+        ]
     if ASK_NOBODY in asked_for:
         if len(asked_for) > 1:
             raise ValueError("--ask none asks nobody: it goes with no other --ask.")
@@ -91,7 +95,7 @@ def ask_about_sources(
     length: int | None,
     asked_for: Sequence[str] | None,
     row_names: Collection[str],
-) -> tuple[list[dict[str, Asked]], list[list[str]]]:
+) -> tuple[list[dict[str, RuntimeAnswer]], list[list[str]]]:
     """Ask the interpreters about all files, each runtime of an interpreter once.
 
     row_names: rows of the table that the user wants; other runtimes are not asked.
@@ -105,7 +109,7 @@ def ask_about_sources(
     Raises: ValueError if two interpreters have the same runtime, as of transformers 5, or if those
     that the user named have none that answers for a row.
     """
-    answers_by_source: list[dict[str, Asked]] = [{} for _ in sources]
+    answers_by_source: list[dict[str, RuntimeAnswer]] = [{} for _ in sources]
     notes: list[list[str]] = [[] for _ in sources]
     interpreters = interpreters_to_ask(asked_for)
     has_named_interpreter = asked_for is not None and bool(interpreters)
@@ -157,7 +161,7 @@ def _runtimes_of_interpreters(
 
 def _note_files_that_nobody_reads(
     sources: Sequence[Source],
-    answers_by_source: Sequence[Mapping[str, Asked]],
+    answers_by_source: Sequence[Mapping[str, RuntimeAnswer]],
     notes: Sequence[list[str]],
 ) -> None:
     """Add to `notes` a line for each file about which no runtime has answered, if none says why."""
@@ -204,7 +208,7 @@ def _runtimes_to_ask(interpreter: Interpreter, row_names: Collection[str]) -> li
     return [runtime for runtime in runtimes_there if is_asked_of(runtime, row_names)]
 
 
-def _add_answer(answers_to_one: dict[str, Asked], answer: Asked) -> None:
+def _add_answer(answers_to_one: dict[str, RuntimeAnswer], answer: RuntimeAnswer) -> None:
     """Add an interpreter's answer about a file to those of the other interpreters, in place.
 
     Raises: ValueError if one has answered for the same runtime.
@@ -220,8 +224,8 @@ def _add_answer(answers_to_one: dict[str, Asked], answer: Asked) -> None:
 
 
 def answers_of_named_runtimes(
-    answers: Mapping[str, Asked], named_runtimes: Sequence[str], versions: Mapping[str, str]
-) -> dict[str, Asked]:
+    answers: Mapping[str, RuntimeAnswer], named_runtimes: Sequence[str], versions: Mapping[str, str]
+) -> dict[str, RuntimeAnswer]:
     """Return only the answers of runtimes that --for names, and of the versions that it names."""
     kept_answers = {}
     for row_name, answer in answers.items():
@@ -234,13 +238,13 @@ def answers_of_named_runtimes(
     return kept_answers
 
 
-def notes_on_releases(answers: Mapping[str, Asked]) -> list[str]:
+def notes_on_releases(answers: Mapping[str, RuntimeAnswer]) -> list[str]:
     """Return a line for each runtime that answered in a release of which nothing is recorded, and
     for one that was asked for a part of its answer only."""
     notes = []
     for row_name, answer in answers.items():
-        if answer.unmeasured:
-            why = answer.unmeasured.rstrip(".")
+        if answer.why_unmeasured:
+            why = answer.why_unmeasured.rstrip(".")
             notes.append(f"{answer.runtime} {answer.version}: {why}. {NOTE_ON_KNOWN}")
         if answer.loaded:
             notes.append(NOTE_ON_LOADING.format(version=answer.version))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, get_args
 
-from posenc.runtimes.ask import Asked, as_computed, as_loaded
+from posenc.runtimes.ask import RuntimeAnswer, as_computed, as_loaded
 from posenc.runtimes.computed_positions import (
     ComputedPositions,
     Known,
@@ -78,7 +78,7 @@ class Case:
     length: int | None = None
     served: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
-    own_answers: Mapping[str, Asked] = field(default_factory=dict)
+    own_answers: Mapping[str, RuntimeAnswer] = field(default_factory=dict)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from posenc.doctor.misreadings import Case
 from posenc.doctor.rule import COMMAND_INDENT, SEVERITIES, Finding, Rule
 from posenc.report.report import Block, Code, Items, Labelled, Report, Section, Table
-from posenc.runtimes.ask import Asked
+from posenc.runtimes.ask import RuntimeAnswer
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
 from posenc.runtimes.known import RUNTIMES
 from posenc.runtimes.position_record import PositionRecord
@@ -326,14 +326,14 @@ def report_of_answers(case: Case, why: str, notes: Sequence[str]) -> Report:
     )
 
 
-def _lines_of_measurement(computed: ComputedPositions, asked: Asked) -> list[str]:
+def _lines_of_measurement(computed: ComputedPositions, asked: RuntimeAnswer) -> list[str]:
     """Return the lines about what one installed runtime computes, as it was measured in it, or why
     it was not."""
-    refusal = asked.refuses or asked.stops
+    refusal = asked.refusal or asked.stop_message
     if refusal:
         return [f"refuses: {refusal}"]
-    if asked.unmeasured:
-        return [f"not measured: {asked.unmeasured}"]
+    if asked.why_unmeasured:
+        return [f"not measured: {asked.why_unmeasured}"]
     lines = [_rotation_in_words(kind, layer) for kind, layer in computed.layers.items()]
     if not lines:
         lines.append("no rotary module")

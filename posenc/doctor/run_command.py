@@ -35,7 +35,7 @@ from posenc.doctor.rules.overrides import OVERRIDES_KEY
 from posenc.files.sealed_json import parse_bounded_json
 from posenc.lazy import require_package
 from posenc.report.report import Report
-from posenc.runtimes.ask import Asked, as_computed
+from posenc.runtimes.ask import RuntimeAnswer, as_computed
 from posenc.runtimes.computed_positions import ComputedPositions, RefusedError
 from posenc.runtimes.config_model import BadConfigError, model_of
 from posenc.runtimes.families import SERVERS
@@ -68,7 +68,7 @@ EXIT_CODES_BY_GRAVITY = (0, 3, 1, 2)
 class RuntimeAnswers(NamedTuple):
     """What runtimes answered for one file, and lines about interpreters that gave no answer."""
 
-    answer_by_runtime: Mapping[str, Asked] = {}
+    answer_by_runtime: Mapping[str, RuntimeAnswer] = {}
     notes: tuple[str, ...] = ()
 
 

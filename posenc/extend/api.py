@@ -23,7 +23,7 @@ from posenc.files.opening import read_file_bytes, read_file_text
 from posenc.hf.checkpoint.tokenization import split_documents
 from posenc.report.chart import csv_text
 from posenc.report.report import Report
-from posenc.report.terminal import print_line, print_report, stderr
+from posenc.report.terminal import print_line, print_report, stderr_console
 
 LOSS_TABLE_COLUMNS = ("method", "start", "stop", "loss", "low", "high", "tokens")
 """Headings of the CSV table next to the page."""
@@ -133,7 +133,7 @@ def extend_and_show(
     """
     if lm_eval_tasks is not None:
         check_lm_eval(lm_eval_tasks, out)
-    console = stderr()
+    console = stderr_console()
     prepare_outputs(out, page_path, figures_folder)
     _refuse_foreign_table(page_path)
     documents = read_documents(text_files)
@@ -216,7 +216,7 @@ def _write_page_and_table(
 def _say_written(outcome: Outcome, written_folder: Path, lm_eval_tasks: str | None) -> None:
     """Say on stderr what was written and what was left behind, and run the tasks of lm-eval if
     any."""
-    console = stderr()
+    console = stderr_console()
     console.print(f"Written and proved: {written_folder}", markup=False)
     if outcome.files_not_copied:
         print_line(console, f"Left behind: {', '.join(outcome.files_not_copied)}")
@@ -230,7 +230,7 @@ def _run_and_print_lm_eval(outcome: Outcome, written_folder: Path, task_names: s
     model = outcome.checkpoint.model
     dtype = str(model.dtype).removeprefix("torch.")
     results_folder = run_lm_eval(written_folder, task_names, dtype, str(model.device))
-    stderr().print(f"lm-eval: {results_folder}", markup=False)
+    stderr_console().print(f"lm-eval: {results_folder}", markup=False)
 
 
 def write_loss_table(outcome: Outcome, path: Path) -> None:

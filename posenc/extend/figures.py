@@ -17,7 +17,7 @@ from posenc.report.chart import PANEL, Chart, Data, axis_names, long_table, spli
 from posenc.report.drawing import (
     INK,
     LineStyle,
-    curves_by_length,
+    draw_curves_by_length,
     draw_legend_above,
     figure,
     figure_style,
@@ -44,7 +44,7 @@ def curve_plots(outcome: Outcome) -> Iterator[Plot]:
         points = {name: ([*curve], [*curve.values()]) for name, curve in curves.items()}
         data = long_table(x_label, y_label, points)
         draw_arguments = {"styles": styles, "ticks": ticks, "train_length": train_length}
-        return Chart(data, partial(curves_by_length, **draw_arguments))
+        return Chart(data, partial(draw_curves_by_length, **draw_arguments))
 
     position_label = "position in the window, tokens"
     by_position = {

@@ -41,7 +41,7 @@ def report_of(outcome: Outcome, command: str, caution: str | None = None) -> Rep
         f"{checkpoint.folder.name}: {train_length:,} to {outcome.target:,} tokens",
         outcome.reason,
         facts_of(outcome),
-        [*_sections(outcome, train_length), Section("Repeat it", [Code(command)], detail=True)],
+        [*_sections(outcome, train_length), Section("Repeat it", [Code(command)], is_detail=True)],
         f"Methods of extending a model from {train_length:,} tokens to {outcome.target:,}, "
         "measured on the same text.",
         cautions=[caution] if caution else [],
@@ -57,10 +57,10 @@ def _sections(outcome: Outcome, train_length: int) -> Iterator[Section]:
         not_measured = {name: f"not measured: {why}" for name, why in outcome.not_measured.items()}
         yield Section("What could not be measured on this model", [Facts(not_measured)])
     note_on_nats = "The loss is in nats: one nat less divides the perplexity by 2.7."
-    yield Section("Curves", [note_on_nats, *figures.curve_plots(outcome)], detail=True)
+    yield Section("Curves", [note_on_nats, *figures.curve_plots(outcome)], is_detail=True)
     if outcome.measured["none"][0].settings:
-        yield Section("Frequencies", [*figures.wavelength_plots(outcome)], detail=True)
-    yield Section("Passkeys", _passkey_section(outcome), detail=True)
+        yield Section("Frequencies", [*figures.wavelength_plots(outcome)], is_detail=True)
+    yield Section("Passkeys", _passkey_section(outcome), is_detail=True)
     if (table := task_table(outcome)) is not None:
         yield Section("Tasks and short texts", [table])
     if outcome.proof is not None:
@@ -106,7 +106,9 @@ def _perplexity_cell(loss: Estimate) -> Value:
     if not loss.tokens:
         return Cell("cannot", note="Its table of positions has no rows there.")
     if math.isnan(loss.low):
-        return Cell(Number(loss.perplexity, form=".2f"), note="Too few documents for an interval.")
+        return Cell(
+            Number(loss.perplexity, format_spec=".2f"), note="Too few documents for an interval."
+        )
     low, high = (math.exp(min(end, 50.0)) for end in (loss.low, loss.high))
     return Number(loss.perplexity, low, high, ".2f")
 
@@ -169,7 +171,7 @@ def _task_cells(score: TaskScore | None, *, is_learned: bool) -> list[Value]:
     exact_share_cell = Number(
         score.exact_share.mean, score.exact_share.low, score.exact_share.high, ".0%"
     )
-    loss_cell = Number(score.loss.mean, form=".2f")
+    loss_cell = Number(score.loss.mean, format_spec=".2f")
     return [exact_share_cell if is_learned else "not learned", loss_cell]
 
 

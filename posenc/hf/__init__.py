@@ -10,6 +10,6 @@
 True
 """
 
-from posenc.lazy import attach as _attach
+from posenc.lazy import package_hooks as _package_hooks
 
-__getattr__, __dir__, __all__ = _attach(__name__, __file__)
+__getattr__, __dir__, __all__ = _package_hooks(__name__, __file__)

@@ -11,11 +11,11 @@
 ('directed', True)
 """
 
-from posenc.lazy import attach as _attach
+from posenc.lazy import package_hooks as _package_hooks
 
 # No submodule may have the name of a function here: importing it would replace the function.
-__getattr__, __dir__, __all__ = _attach(
+__getattr__, __dir__, __all__ = _package_hooks(
     __name__,
     __file__,
-    moved={"run": "measure_encodings(names) or measure_model(folder)"},
+    new_name_by_old={"run": "measure_encodings(names) or measure_model(folder)"},
 )

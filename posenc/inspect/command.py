@@ -17,7 +17,7 @@ from posenc.list import complete_name
 
 _LARGEST_SIZE = 8192
 """Heads, or channels of a head, of a model that fits this machine and is measured in minutes."""
-_HELP = ("--help", "-h")
+_HELP_FLAGS = ("--help", "-h")
 _MODEL_OPTIONS = ("--sentence", "--swap", "--layer", "--bytes", "--ids")
 _MODULE_OPTIONS = ("--arg", "--as", "--width")
 
@@ -36,7 +36,7 @@ class Subcommands(TyperGroup):
             first = args[0]
             is_option = first.startswith("-")
             close_commands = not is_option and get_close_matches(first, self.commands, n=1)
-            if first not in (*self.commands, *_HELP) and not close_commands:
+            if first not in (*self.commands, *_HELP_FLAGS) and not close_commands:
                 suggestions = ", or ".join(f"`{line}`" for line in _lines_with_subcommand(args))
                 ctx.fail(f"posenc inspect takes the kind first: {suggestions}")
         return super().parse_args(ctx, args)
@@ -55,7 +55,7 @@ def _lines_with_subcommand(args: list[str]) -> list[str]:
     else:
         names = [arg for arg in args if not arg.startswith("-")]
         subcommands = _likely_subcommands(names[0] if names else "")
-    return [shlex.join(["posenc", "inspect", kind, *args]) for kind in subcommands]
+    return [shlex.join(["posenc", "inspect", subcommand, *args]) for subcommand in subcommands]
 
 
 def _likely_subcommands(name: str) -> list[str]:
@@ -255,9 +255,9 @@ def contract(
     as_json: Annotated[bool, option("Print JSON.", "--json", panel="Output")] = False,
 ) -> None:
     """Run the checks that posenc's own encodings pass, and print which fail and why."""
-    from posenc.inspect.contract import check_contract, refuse_failures, report_of
+    from posenc.inspect.contract import judge_contract, refuse_failures, report_of
     from posenc.report.terminal import print_report
 
-    outcomes = check_contract(names)
+    outcomes = judge_contract(names)
     print_report(report_of(outcomes), as_json)
     refuse_failures(outcomes)

@@ -10,7 +10,7 @@ from posenc.command_line.errors import RunFailed
 from posenc.command_line.progress import replace_status_line
 from posenc.encodings import create
 from posenc.report.report import Block, Report, Section, Table
-from posenc.report.terminal import print_line, stderr
+from posenc.report.terminal import print_line, stderr_console
 from posenc.testing import (
     VOIDING_FAILURES,
     Verdict,
@@ -35,12 +35,12 @@ class ContractOutcome:
     note: str | None
 
     @property
-    def failed(self) -> list[Verdict]:
+    def failed_verdicts(self) -> list[Verdict]:
         """Return the verdicts of the checks that fail."""
         return [verdict for verdict in self.verdicts if verdict.failure is not None]
 
 
-def check_contract(names: Sequence[str]) -> list[ContractOutcome]:
+def judge_contract(names: Sequence[str]) -> list[ContractOutcome]:
     """Run every check on each encoding once; stderr shows which one runs.
 
     Raises: ValueError for a name that is wrong, before anything is checked.
@@ -58,24 +58,30 @@ def check_contract(names: Sequence[str]) -> list[ContractOutcome]:
 
 def refuse_failures(outcomes: Sequence[ContractOutcome]) -> None:
     """Raise RunFailed if a check fails, with the number of them by encoding."""
-    failed = [f"{outcome.name} {len(outcome.failed)}" for outcome in outcomes if outcome.failed]
-    if failed:
-        raise RunFailed(f"checks that fail: {', '.join(failed)}.")
+    failure_counts_in_words = [
+        f"{outcome.name} {len(outcome.failed_verdicts)}"
+        for outcome in outcomes
+        if outcome.failed_verdicts
+    ]
+    if failure_counts_in_words:
+        raise RunFailed(f"checks that fail: {', '.join(failure_counts_in_words)}.")
 
 
 def report_of(outcomes: Sequence[ContractOutcome]) -> Report:
     """Return the report: how many checks fail, and for each encoding a table, the failing first."""
-    encodings = []
+    encoding_facts = []
     for outcome in outcomes:
-        checks = {
+        facts_by_check = {
             verdict.check: {"holds": not verdict.failure, "failure": verdict.failure}
             for verdict in outcome.verdicts
         }
-        encodings.append({"encoding": outcome.name, "checks": checks, "note": outcome.note})
+        encoding_facts.append(
+            {"encoding": outcome.name, "checks": facts_by_check, "note": outcome.note}
+        )
     return Report(
         "The contract",
         " ".join(map(_answer, outcomes)),
-        {"encodings": encodings},
+        {"encodings": encoding_facts},
         [Section(outcome.name, [*_blocks(outcome)]) for outcome in outcomes],
     )
 
@@ -84,11 +90,13 @@ def _answer(outcome: ContractOutcome) -> str:
     """Return sentences: how many checks fail, and why comparing the encoding would mean nothing if
     one of these makes it so."""
     checks_in_words = _checks_in_words(outcome.verdicts)
-    if not outcome.failed:
+    if not outcome.failed_verdicts:
         return f"{outcome.name} passes the contract: {checks_in_words}."
-    answer = f"{outcome.name} fails {len(outcome.failed)} of {checks_in_words}."
+    answer = f"{outcome.name} fails {len(outcome.failed_verdicts)} of {checks_in_words}."
     reasons = {
-        v.check: VOIDING_FAILURES[v.check] for v in outcome.failed if v.check in VOIDING_FAILURES
+        v.check: VOIDING_FAILURES[v.check]
+        for v in outcome.failed_verdicts
+        if v.check in VOIDING_FAILURES
     }
     reason = reasons.get("outputs_are_finite")
     if reason:  # NaN differs from itself, so all others may hold
@@ -126,14 +134,15 @@ def _run_checks(name: str) -> list[Verdict]:
     which check runs."""
     checks = every_check()
     print_line(
-        stderr(), f"{name}: {_checks_in_words(checks)} of its behaviour, about half a minute."
+        stderr_console(),
+        f"{name}: {_checks_in_words(checks)} of its behaviour, about half a minute.",
     )
-    results = []
+    collected_verdicts = []
     with _without_logs():
         for i, verdict in enumerate(verdicts(maker(name), checks), 1):
             replace_status_line(f"{name}: {verdict.check.replace('_', ' ')} ({i} of {len(checks)})")
-            results.append(verdict)
-    return results
+            collected_verdicts.append(verdict)
+    return collected_verdicts
 
 
 def _checks_in_words(checks: Sized) -> str:

@@ -60,11 +60,11 @@ class ShawAttention(PositionLayer):
         """Return the row of the tables for each distance (positive: the past)."""
         return self.max_distance - ops.clip(distance, -self.max_distance, self.max_distance)
 
-    def attend(self, query: Any, key: Any, value: Any, row: Any, mask: Any) -> Any:
+    def attend(self, query: Any, key: Any, value: Any, row_index: Any, mask: Any) -> Any:
         """Return the output of attention, like query.
 
-        row: the row of the tables for each pair, (q_len, kv_len) or (batch, q_len, kv_len). query,
-        key, value and mask are as in the class.
+        row_index: the row of the tables for each pair, (q_len, kv_len) or (batch, q_len, kv_len).
+        query, key, value and mask are as in the class.
         """
         queries_per_key_head = query.shape[2] // key.shape[2]
         q, k, v = (
@@ -72,17 +72,19 @@ class ShawAttention(PositionLayer):
             *(ops.repeat(at_least_float32(x), queries_per_key_head, axis=2) for x in (key, value)),
         )
         q = q * q.shape[-1] ** -0.5
-        row = row if len(row.shape) == 2 else ops.expand_dims(row, 1)
+        row_index = row_index if len(row_index.shape) == 2 else ops.expand_dims(row_index, 1)
         scores = ops.einsum("bqhd,bkhd->bhqk", q, k)
         scores_by_row = ops.einsum("bqhd,rd->bhqr", q, at_least_float32(self.key_table))
-        scores = scores + _gather_by_row(scores_by_row, row)
+        scores = scores + _gather_by_row(scores_by_row, row_index)
         weights = masked_softmax(scores, mask)
         out = ops.einsum("bhqk,bkhd->bqhd", weights, v)
         if self.values:  # sum weights by row, without a tensor of q_len x kv_len x rows
             rows = range(2 * self.max_distance + 1)
-            sums = [ops.sum(ops.where(row == r, weights, 0.0), axis=-1) for r in rows]
-            table = at_least_float32(self.value_table)
-            out = out + ops.einsum("bhqr,rd->bqhd", ops.stack(sums, axis=-1), table)
+            weights_by_row = [
+                ops.sum(ops.where(row_index == r, weights, 0.0), axis=-1) for r in rows
+            ]
+            value_table = at_least_float32(self.value_table)
+            out = out + ops.einsum("bhqr,rd->bqhd", ops.stack(weights_by_row, axis=-1), value_table)
         return self.to_compute_dtype(out)
 
     def call(
@@ -98,8 +100,8 @@ class ShawAttention(PositionLayer):
         q_positions = token_positions(self.name, ops.shape(query)[1], q_positions, start_index)
         kv_positions = token_positions(self.name, ops.shape(key)[1], kv_positions, 0)
         require_integers("ShawAttention", q_positions, kv_positions)
-        row = self.row(distances(q_positions, kv_positions))
-        return self.attend(query, key, value, row, attention_mask)
+        row_index = self.row(distances(q_positions, kv_positions))
+        return self.attend(query, key, value, row_index, attention_mask)
 
 
 def _gather_by_row(table: Any, row_index: Any) -> Any:
@@ -110,8 +112,8 @@ def _gather_by_row(table: Any, row_index: Any) -> Any:
     """
     num_rows, shape = table.shape[-1], ops.shape(table)[:-1]  # some are tensors under TensorFlow
     first_of_row = ops.arange(math.prod(shape), dtype="int32") * num_rows
-    index = ops.reshape(first_of_row, (*shape, 1)) + ops.cast(row_index, "int32")
-    return ops.take(ops.reshape(table, (-1,)), index)
+    flat_index = ops.reshape(first_of_row, (*shape, 1)) + ops.cast(row_index, "int32")
+    return ops.take(ops.reshape(table, (-1,)), flat_index)
 
 
 def masked_softmax(scores: Any, mask: Any) -> Any:
@@ -203,8 +205,8 @@ class PositionAwareAttention(PositionLayer):
             "k_proj": self.num_kv_heads,
             "v_proj": self.num_kv_heads,
         }
-        for name, count in num_heads_by_projection.items():
-            setattr(self, name, self._make_projection(name, count * self._head_width))
+        for name, num_heads in num_heads_by_projection.items():
+            setattr(self, name, self._make_projection(name, num_heads * self._head_width))
             getattr(self, name).build(x_shape if name == "q_proj" else source_shape)
         self.o_proj = self._make_projection("o_proj", embed_dim)
         self.o_proj.build((*x_shape[:-1], self.num_heads * self._head_width))
@@ -237,10 +239,10 @@ class PositionAwareAttention(PositionLayer):
                 )
             source = x
             kv_positions = q_positions
-            padding = x_mask if mask is None else mask
+            valid_keys = x_mask if mask is None else mask
         else:
             source = context
-            padding = context_mask
+            valid_keys = context_mask
             kv_positions = token_positions(self.name, ops.shape(source)[1], context_positions, 0)
         if length is not None and not isinstance(self.encoding, RotaryEmbedding):
             raise ValueError("PositionAwareAttention: length is for a RotaryEmbedding.")
@@ -248,7 +250,7 @@ class PositionAwareAttention(PositionLayer):
         k = self._split_heads(self.k_proj(source), self.num_kv_heads)
         v = self._split_heads(self.v_proj(source), self.num_kv_heads)
         visible = self._combine_masks(
-            attention_mask, padding, use_causal_mask, q_positions, kv_positions
+            attention_mask, valid_keys, use_causal_mask, q_positions, kv_positions
         )
         if isinstance(self.encoding, ShawAttention):
             out = self.encoding(
@@ -312,15 +314,15 @@ class PositionAwareAttention(PositionLayer):
         return self.to_compute_dtype(out)
 
     def _combine_masks(
-        self, mask: Any, padding: Any, causal: bool, q_positions: Any, kv_positions: Any
+        self, mask: Any, valid_keys: Any, causal: bool, q_positions: Any, kv_positions: Any
     ) -> Any:
         """Return all masks combined, True for visible keys, in a shape that broadcasts to (batch,
         num_heads, q_len, kv_len); None if there are none.
 
-        mask: the layer's attention_mask, or None. padding: (batch, kv_len), True for keys that are
-        no padding, or None. causal: True to hide keys at later positions than the query's.
+        mask: the layer's attention_mask, or None. valid_keys: (batch, kv_len), True for keys that
+        are no padding, or None. causal: True to hide keys at later positions than the query's.
         """
-        masks = []
+        visible_by_mask = []
         if mask is not None:
             mask = ops.cast(mask, "bool")
             new_axes = {2: (None, None), 3: (slice(None), None), 4: ()}.get(len(mask.shape))
@@ -329,13 +331,15 @@ class PositionAwareAttention(PositionLayer):
                     "PositionAwareAttention: attention_mask must be (q_len, kv_len), with a batch "
                     f"or also heads before, got shape {tuple(mask.shape)}."
                 )
-            masks.append(mask[new_axes] if new_axes else mask)
-        if padding is not None:
-            masks.append(ops.cast(padding, "bool")[:, None, None, :])
+            visible_by_mask.append(mask[new_axes] if new_axes else mask)
+        if valid_keys is not None:
+            visible_by_mask.append(ops.cast(valid_keys, "bool")[:, None, None, :])
         if causal:
             is_past = distances(q_positions, kv_positions) >= 0
-            masks.append(is_past[None, None] if len(is_past.shape) == 2 else is_past[:, None])
-        return functools.reduce(ops.logical_and, masks) if masks else None
+            visible_by_mask.append(
+                is_past[None, None] if len(is_past.shape) == 2 else is_past[:, None]
+            )
+        return functools.reduce(ops.logical_and, visible_by_mask) if visible_by_mask else None
 
     def _split_heads(self, x: Any, num_heads: int) -> Any:
         """Return x (batch, len, count * head_dim) as (batch, len, count, head_dim)."""

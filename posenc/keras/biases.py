@@ -229,5 +229,7 @@ class KerpleBias(ScoreBias):
 def _clamp_keeping_gradient(weight: Any, high: float = float("inf")) -> Any:
     """Return the weight (num_heads,) clamped to [KERPLE_MIN, high], as (num_heads, 1, 1), with a
     gradient as if it were not clamped: see posenc.encodings.scores.kerple."""
-    x = at_least_float32(weight)
-    return (x + ops.stop_gradient(ops.clip(x, KERPLE_MIN, high) - x))[:, None, None]
+    unclamped = at_least_float32(weight)
+    return (unclamped + ops.stop_gradient(ops.clip(unclamped, KERPLE_MIN, high) - unclamped))[
+        :, None, None
+    ]

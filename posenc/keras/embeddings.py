@@ -207,9 +207,9 @@ class LearnedPositionEmbedding(PositionLayer):
             rows = (1 - upper_weight) * lower_row + upper_weight * upper_row
         else:
             digit_vectors = (weight - self.alpha * weight[:1]) / (1 - self.alpha)
-            of_high_digit = ops.take(digit_vectors, index // self.max_positions, axis=0)
-            of_low_digit = ops.take(digit_vectors, index % self.max_positions, axis=0)
-            rows = self.alpha * of_high_digit + (1 - self.alpha) * of_low_digit
+            vectors_of_high_digit = ops.take(digit_vectors, index // self.max_positions, axis=0)
+            vectors_of_low_digit = ops.take(digit_vectors, index % self.max_positions, axis=0)
+            rows = self.alpha * vectors_of_high_digit + (1 - self.alpha) * vectors_of_low_digit
         return ops.where(ops.expand_dims(is_inside, -1), rows, float("nan"))
 
     def embed(self, x: Any, positions: Any, start_index: Any) -> Any:
@@ -303,11 +303,11 @@ class BertEmbedding(PositionLayer):
     def _draw_word_embeddings(self, shape: Any, dtype: Any = None) -> Any:
         """Return initial word embeddings of this shape: truncated normal, and zeros for
         padding_idx. An initializer."""
-        drawn = keras.initializers.TruncatedNormal(stddev=self.init_std)(shape, dtype)
+        drawn_rows = keras.initializers.TruncatedNormal(stddev=self.init_std)(shape, dtype)
         if self.padding_idx is None:
-            return drawn
+            return drawn_rows
         is_padding = ops.arange(shape[0])[:, None] == self.padding_idx
-        return ops.where(is_padding, ops.zeros_like(drawn), drawn)
+        return ops.where(is_padding, ops.zeros_like(drawn_rows), drawn_rows)
 
     def call(self, tokens, segments=None, positions=None, start_index=0, training=None):
         tokens = ops.cast(tokens, "int32")

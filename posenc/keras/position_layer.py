@@ -37,8 +37,8 @@ class PositionLayer(keras.layers.Layer):
         classes = type(self).__mro__
         arguments = {
             name: serialize_argument(getattr(self, name))
-            for kind in reversed(classes[: classes.index(PositionLayer)])
-            for name in inspect.signature(kind.__init__).parameters
+            for base_class in reversed(classes[: classes.index(PositionLayer)])
+            for name in inspect.signature(base_class.__init__).parameters
             if hasattr(self, name)
         }
         return {**super().get_config(), **arguments}
@@ -208,15 +208,15 @@ class Int32Frequencies:
         return ops.bitwise_and(phase, (1 << PHASE_BITS) - 1)
 
 
-def _cos_sin_of_rest(rest: Any, fraction: Any) -> tuple[Any, Any]:
+def _cos_sin_of_rest(rest: Any, fraction_radians: Any) -> tuple[Any, Any]:
     """Return float32 cos and sin of an angle: `rest`, in units of 2^-30 turn and at most an eighth
-    of a turn, plus `fraction` in radians, None for 0."""
+    of a turn, plus `fraction_radians` in radians, None for 0."""
     coarse = ops.cast(ops.right_shift(rest, FINE_BITS), "float32")
     fine = ops.cast(ops.bitwise_and(rest, (1 << FINE_BITS) - 1), "float32")
     small_angle = coarse * (_RADIANS_PER_COARSE_STEP - _ROUNDED_RADIANS_PER_COARSE_STEP) + fine * (
         _RADIANS_PER_COARSE_STEP / (1 << FINE_BITS)
     )
-    if fraction is not None:
-        small_angle = small_angle + fraction
+    if fraction_radians is not None:
+        small_angle = small_angle + fraction_radians
     angle = coarse * _ROUNDED_RADIANS_PER_COARSE_STEP + small_angle
     return ops.cos(angle), ops.sin(angle)

@@ -67,9 +67,9 @@ class RotaryEmbedding(PositionLayer):
                 f"got {self._rotary_width}."
             )
         self._frequencies, self._attention_factor = self._frequencies_at_length(None)
-        self._unscaled = None
+        self._unscaled_frequencies = None
         if self.scaling is not None and self.scaling.exempt_tokens:
-            self._unscaled = Int32Frequencies(
+            self._unscaled_frequencies = Int32Frequencies(
                 inverse_frequencies(self._rotary_width, self.rope_theta)
             )
 
@@ -85,10 +85,10 @@ class RotaryEmbedding(PositionLayer):
         if length is not None:
             frequencies, factor = self._frequencies_at_length(length)
         cos, sin = frequencies.cos_sin(positions, factor)
-        if self._unscaled is None or self.scaling is None:
+        if self._unscaled_frequencies is None or self.scaling is None:
             return cos, sin
         is_exempt = ops.expand_dims(positions < self.scaling.exempt_tokens, -1)
-        unscaled_cos, unscaled_sin = self._unscaled.cos_sin(positions)
+        unscaled_cos, unscaled_sin = self._unscaled_frequencies.cos_sin(positions)
         return ops.where(is_exempt, unscaled_cos, cos), ops.where(is_exempt, unscaled_sin, sin)
 
     def rotate(self, x: Any, cos: Any, sin: Any) -> Any:

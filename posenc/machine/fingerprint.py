@@ -16,7 +16,7 @@ def processor() -> str:
     return _cpuinfo_value("model name") or platform.processor() or platform.machine()
 
 
-def processors_of(machines: Iterable[dict[str, str]]) -> dict[str, str]:
+def processor_facts(machines: Iterable[dict[str, str]]) -> dict[str, str]:
     """Return the distinct names of the machines' processors as "processor", joined by commas, and a
     "warning" if there are several."""
     names = sorted({machine["processor"] for machine in machines})
@@ -62,11 +62,13 @@ def machine_facts() -> dict[str, str]:
 def versions(*packages: str) -> dict[str, str]:
     """Return versions by name: that of posenc, those of `packages`, and that of Python. Packages
     that are not installed are missing."""
-    installed = {name: number for name in packages if (number := installed_version(name))}
-    return {"posenc": __version__, **installed, "python": platform.python_version()}
+    installed_versions = {
+        name: version for name in packages if (version := installed_version(name))
+    }
+    return {"posenc": __version__, **installed_versions, "python": platform.python_version()}
 
 
-def describe_difference(here: dict[str, str], there: dict[str, str]) -> str | None:
+def describe_difference(facts_here: dict[str, str], facts_there: dict[str, str]) -> str | None:
     """Return as text how another machine's facts differ from this one's, its CPU and its build of
     torch aside; None if they do not.
 
@@ -74,10 +76,10 @@ def describe_difference(here: dict[str, str], there: dict[str, str]) -> str | No
     >>> describe_difference(here, {"python": "3.12.1", "torch": "2.13.0"})
     'it has python 3.12.1, and here is 3.11.9'
     """
-    for name, value in here.items():
-        if name not in ("processor", "build of torch") and there.get(name) != value:
+    for name, value in facts_here.items():
+        if name not in ("processor", "build of torch") and facts_there.get(name) != value:
             fact = "posenc with other files, hash" if name == "code" else name
-            return f"it has {fact} {there.get(name)}, and here is {value}"
+            return f"it has {fact} {facts_there.get(name)}, and here is {value}"
     return None
 
 

@@ -27,7 +27,7 @@ def default_precision(device: str) -> str:
 def check_device(device: str, advice: str = "Use --device cpu.") -> None:
     """Raise ValueError if torch cannot run on "cuda" or "mps" here, and say whether a device is
     missing or torch is built without it. advice: a sentence that says what to do instead."""
-    backend, name = {
+    backend, device_in_words = {
         "cuda": (torch.cuda, "CUDA device"),
         "mps": (torch.backends.mps, "MPS device"),
     }[device]
@@ -37,7 +37,9 @@ def check_device(device: str, advice: str = "Use --device cpu.") -> None:
     reason_clause = (
         "" if is_built else f", because torch {torch.__version__} is built without {device.upper()}"
     )
-    raise ValueError(f"--device {device}: torch sees no {name} here{reason_clause}. {advice}")
+    raise ValueError(
+        f"--device {device}: torch sees no {device_in_words} here{reason_clause}. {advice}"
+    )
 
 
 def check_bfloat16(device: str) -> None:
@@ -53,12 +55,12 @@ def check_bfloat16(device: str) -> None:
 def cpu_multiplies_bfloat16() -> bool:
     """Return True if the CPU has AVX512-BF16 or AMX-BF16, without which autocast is slower than
     float32."""
-    flags = set(cpu_extensions().split())
-    if flags:
-        return bool(flags & {"avx512_bf16", "amx_bf16"})
+    extensions = set(cpu_extensions().split())
+    if extensions:
+        return bool(extensions & {"avx512_bf16", "amx_bf16"})
     # Not on Linux: torch has a private function that asks the CPU, but not in every release.
-    asks_cpu = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(asks_cpu is not None and asks_cpu())
+    ask_cpu = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(ask_cpu is not None and ask_cpu())
 
 
 def missing_compiler(device: str) -> str | None:
@@ -82,22 +84,22 @@ def memory_bytes() -> int | None:
     """Return the memory in bytes that this process may use: that of the machine, or the limit of
     its control group if that is less. Return None where the system does not tell, as Windows."""
     try:
-        limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+        limits_in_bytes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     except (AttributeError, ValueError, OSError):  # Windows
         return None
     for limit_file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            limits.append(int(Path(limit_file).read_text(encoding="ascii")))
+            limits_in_bytes.append(int(Path(limit_file).read_text(encoding="ascii")))
         except (OSError, ValueError):  # no control group, or "max"
             continue
-    return min(limits)
+    return min(limits_in_bytes)
 
 
 def gpus() -> list[str]:
     """Return the GPUs that torch sees, each by the number or name that CUDA_VISIBLE_DEVICES of a
     child process takes for it; [] without GPUs."""
-    variable = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    listed_gpus = [name.strip() for name in variable.split(",")] if variable else []
+    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    listed_gpus = [name.strip() for name in visible_devices.split(",")] if visible_devices else []
     return [listed_gpus[i] if listed_gpus else str(i) for i in range(torch.cuda.device_count())]
 
 
@@ -122,29 +124,31 @@ def facts_for_report(device: str, precision: str, workers: int) -> dict[str, str
 
 
 def check_memory_or_disk(
-    what: str, needed: int, available: int | None, advice: str, place: str = "memory"
+    subject: str, needed_bytes: int, available_bytes: int | None, advice: str, place: str = "memory"
 ) -> None:
     """Refuse work that cannot fit in memory or on the disk.
 
     Args:
-        what: subject of the message.
-        needed: a lower bound in bytes.
-        available: bytes; None if unknown, which refuses nothing.
+        subject: subject of the message.
+        needed_bytes: a lower bound in bytes.
+        available_bytes: bytes; None if unknown, which refuses nothing.
         advice: a sentence that says what to do instead.
         place: "memory" or "disk".
 
     Raises: ValueError with both numbers if more is needed than available.
     """
-    if available is not None and needed > available:
-        needs_in_words = f"{what} need at least {readable_size(needed)} of {place}"
-        raise ValueError(f"{needs_in_words}, and there are {readable_size(available)}. {advice}")
+    if available_bytes is not None and needed_bytes > available_bytes:
+        needs_in_words = f"{subject} need at least {readable_size(needed_bytes)} of {place}"
+        raise ValueError(
+            f"{needs_in_words}, and there are {readable_size(available_bytes)}. {advice}"
+        )
 
 
-def check_time(what: str, seconds: int, may_take_longer: bool, advice: str) -> None:
+def check_time(subject: str, seconds: int, may_take_longer: bool, advice: str) -> None:
     """Refuse work that is expected to take more than MAX_DAYS.
 
     Args:
-        what: subject of the message.
+        subject: subject of the message.
         seconds: expected time.
         may_take_longer: True if the user allows any time (--yes); then nothing is refused.
         advice: a sentence that says what to do instead.
@@ -152,17 +156,19 @@ def check_time(what: str, seconds: int, may_take_longer: bool, advice: str) -> N
     Raises: ValueError with the number of days.
     """
     if seconds > MAX_DAYS * _SECONDS_PER_DAY and not may_take_longer:
-        raise ValueError(f"{what} would take about {seconds // _SECONDS_PER_DAY:,} days. {advice}")
+        raise ValueError(
+            f"{subject} would take about {seconds // _SECONDS_PER_DAY:,} days. {advice}"
+        )
 
 
-def readable_size(count: int) -> str:
+def readable_size(num_bytes: int) -> str:
     """Return a number of bytes with its unit.
 
     >>> readable_size(900), readable_size(3 * 2**20), readable_size(5 * 2**40)
     ('900 bytes', '3.0 MiB', '5,120.0 GiB')
     """
-    if count < 2**20:
-        return f"{count:,} bytes"
-    unit_bytes, unit_name = (2**30, "GiB") if count >= 2**30 else (2**20, "MiB")
-    tenths = 10 * count // unit_bytes  # whole numbers, because floats round large sizes
+    if num_bytes < 2**20:
+        return f"{num_bytes:,} bytes"
+    unit_bytes, unit_name = (2**30, "GiB") if num_bytes >= 2**30 else (2**20, "MiB")
+    tenths = 10 * num_bytes // unit_bytes  # whole numbers, because floats round large sizes
     return f"{tenths // 10:,}.{tenths % 10} {unit_name}"

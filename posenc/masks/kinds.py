@@ -53,8 +53,8 @@ def sliding_window(window_size: int) -> Mask:
     do. Without causal, Gemma shows 2w - 1 keys like this function, Hugging Face 2w + 1: use w + 1.
     """
     check_count("sliding_window", "window_size", window_size, most=FARTHEST_POSITION)
-    near = partial(_key_is_within_window, window_size)
-    return Mask(near, window=window_size, exact=True, separates_documents=False)
+    is_near = partial(_key_is_within_window, window_size)
+    return Mask(is_near, window=window_size, exact=True, separates_documents=False)
 
 
 def _key_is_within_window(window_size: int, pairs: QueryKeyPairs) -> Tensor:

@@ -71,8 +71,8 @@ def bind_to_memory_order(
     """
     if _compares_positions(mask) and last_positions_differ(q_positions, kv_positions):
         raise ValueError(_OTHER_POSITIONS_MESSAGE)
-    by_position = _possible_leak(mask) is _OtherDocuments.BY_POSITION
-    if by_position and first_text_returns(kv_positions, _keys_without_padding(mask)):
+    leaks_by_position = _possible_leak(mask) is _OtherDocuments.BY_POSITION
+    if leaks_by_position and first_text_returns(kv_positions, _keys_without_padding(mask)):
         raise ValueError(_PACKED_TEXT_MESSAGE)
     q_len = q_positions.shape[-2]
     kv_len = kv_positions.shape[-2]
@@ -137,8 +137,8 @@ def _keys_without_padding(mask: Mask, inverted: bool = False) -> Tensor | None:
     if mask.operator == "~":
         return _keys_without_padding(mask.parts[0], not inverted)
     if not mask.parts:
-        padding = _padding_tensor(mask)
-        return ~padding if inverted and padding is not None else padding
+        valid_tokens = _tensor_of_valid_tokens(mask)
+        return ~valid_tokens if inverted and valid_tokens is not None else valid_tokens
     valid_keys_of_parts = [_keys_without_padding(part, inverted) for part in mask.parts]
     valid_keys = [valid for valid in valid_keys_of_parts if valid is not None]
     if _needs_all_parts(mask, inverted):
@@ -147,7 +147,7 @@ def _keys_without_padding(mask: Mask, inverted: bool = False) -> Tensor | None:
     return torch.stack(valid_keys).any(0) if len(valid_keys) == len(valid_keys_of_parts) else None
 
 
-def _padding_tensor(mask: Mask) -> Tensor | None:
+def _tensor_of_valid_tokens(mask: Mask) -> Tensor | None:
     """Return the tensor (batch, kv_len) that masks.padding reads, True for tokens that are no
     padding, if the mask is of this kind; otherwise None."""
     for captured in mask.captured:

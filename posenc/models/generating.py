@@ -79,14 +79,16 @@ def generate(
 def eval_mode(model: LanguageModel) -> Iterator[None]:
     """Put the model in eval mode inside the block, and back into its earlier mode after it."""
     module = model if isinstance(model, nn.Module) else model.model
-    in_training = [m for m in module.modules() if m.training]
+    modules_in_training = [
+        module_in_training for module_in_training in module.modules() if module_in_training.training
+    ]
     try:
-        for m in in_training:
-            m.training = False
+        for module_in_training in modules_in_training:
+            module_in_training.training = False
         yield
     finally:
-        for m in in_training:
-            m.training = True
+        for module_in_training in modules_in_training:
+            module_in_training.training = True
 
 
 def _sample_tokens(
@@ -107,8 +109,10 @@ def _sample_tokens(
             chosen_tokens = state.logits.argmax(-1)
         else:
             # At most 0, so that a division by a low temperature does not overflow.
-            shifted = state.logits - state.logits.amax(-1, keepdim=True)
-            probabilities = _hide_unlikely_tokens(shifted / temperature, top_k, top_p).softmax(-1)
+            shifted_logits = state.logits - state.logits.amax(-1, keepdim=True)
+            probabilities = _hide_unlikely_tokens(
+                shifted_logits / temperature, top_k, top_p
+            ).softmax(-1)
             chosen_tokens = torch.multinomial(probabilities, 1, generator=generator)[:, 0]
         if stop_token is not None:
             chosen_tokens = chosen_tokens.masked_fill(is_done, stop_token)
@@ -202,9 +206,9 @@ def _beam_search(
         vocab_size = log_probabilities.shape[-1]
         # Twice as many as are kept: each beam may end with its likeliest token.
         totals = (scores[..., None] + log_probabilities).flatten(1)
-        totals, index = totals.topk(min(2 * num_beams, totals.shape[1]))
-        beam_index = index // vocab_size
-        chosen_tokens = index % vocab_size
+        totals, flat_index = totals.topk(min(2 * num_beams, totals.shape[1]))
+        beam_index = flat_index // vocab_size
+        chosen_tokens = flat_index % vocab_size
         extended_tokens = torch.cat(
             [tokens[row_index, beam_index], chosen_tokens[..., None]], dim=-1
         )

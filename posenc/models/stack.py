@@ -26,8 +26,8 @@ from posenc.positions import Positions, as_tensor, consecutive_positions, positi
 
 def build_norm(config: DecoderConfig) -> nn.Module:
     """Return the norm that the config names: RMSNorm or LayerNorm."""
-    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
-    return kind(config.embed_dim, eps=config.norm_eps)
+    norm_class = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    return norm_class(config.embed_dim, eps=config.norm_eps)
 
 
 def build_head(config: DecoderConfig) -> nn.Linear | None:
@@ -240,8 +240,8 @@ class Stack(nn.Module):
         x = encoding.embed(x, as_tensor(positions, x.device))
         if self.config.dropout:
             x = F.dropout(x, self.config.dropout, self.training)
-        cache_of_layer = _caches_by_layer(caches, len(self.layers))
-        context_cache_of_layer = _caches_by_layer(context_caches, len(self.layers))
+        cache_by_layer = _caches_by_layer(caches, len(self.layers))
+        context_cache_by_layer = _caches_by_layer(context_caches, len(self.layers))
         with ExitStack() as restoring_on_error:  # if a layer fails, all caches are restored
             for cache in (*(caches or ()), *(context_caches or ())):
                 restoring_on_error.enter_context(cache.unchanged_on_error())
@@ -251,9 +251,9 @@ class Stack(nn.Module):
                     positions,
                     encoding.for_layer(index),
                     mask,
-                    cache_of_layer[index],
+                    cache_by_layer[index],
                     None if context is None else context.for_layer(index),
-                    context_cache_of_layer[index],
+                    context_cache_by_layer[index],
                 )
         return x if self.norm is None else self.norm(x)
 

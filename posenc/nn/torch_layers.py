@@ -116,12 +116,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         """
         if any(x.is_nested for x in (query, key, value)):
             raise ValueError("MultiheadAttention: nested tensors are not supported; pad the rows.")
-        batched = query.ndim == 3
+        is_batched = query.ndim == 3
         is_self_attention = key is query
-        query = self._to_batch_first(query, batched)
-        key = self._to_batch_first(key, batched)
-        value = self._to_batch_first(value, batched)
-        if key_padding_mask is not None and not batched:
+        query = self._to_batch_first(query, is_batched)
+        key = self._to_batch_first(key, is_batched)
+        value = self._to_batch_first(value, is_batched)
+        if key_padding_mask is not None and not is_batched:
             key_padding_mask = key_padding_mask[None]
         if positions is None:
             positions = _positions_without_padding(
@@ -143,20 +143,20 @@ class MultiheadAttention(nn.MultiheadAttention):
         if weights is not None:
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights.to(out.dtype)
-            weights = weights if batched else weights[0]
-        return self._to_call_layout(out, batched), weights
+            weights = weights if is_batched else weights[0]
+        return self._to_call_layout(out, is_batched), weights
 
-    def _to_batch_first(self, x: Tensor, batched: bool) -> Tensor:
+    def _to_batch_first(self, x: Tensor, is_batched: bool) -> Tensor:
         """Return query, key or value of a call, in torch's layouts, as (batch, len, dim). batched:
         False for (len, dim)."""
-        if not batched:
+        if not is_batched:
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
 
-    def _to_call_layout(self, out: Tensor, batched: bool) -> Tensor:
+    def _to_call_layout(self, out: Tensor, is_batched: bool) -> Tensor:
         """Return an output (batch, len, embed_dim) in the layout of the call, the inverse of
         `_to_batch_first`."""
-        if not batched:
+        if not is_batched:
             return out[0]
         return out if self.batch_first else out.transpose(0, 1)
 
@@ -180,7 +180,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         else:
             q_state = self.encoding.state(query, as_tensor(positions, query.device))
         q, k, v = (self._split_heads(x) for x in self._project(query, key, value))
-        options: dict[str, Any] = {
+        attention_arguments: dict[str, Any] = {
             "q_positions": positions,
             "kv_positions": key_positions,
             "q_state": q_state,
@@ -188,10 +188,12 @@ class MultiheadAttention(nn.MultiheadAttention):
             "mask": mask,
         }
         dropout = self.dropout if self.training else 0.0
-        out = attention(q, k, v, self.encoding, dropout_p=dropout, **options)
+        out = attention(q, k, v, self.encoding, dropout_p=dropout, **attention_arguments)
         assert isinstance(out, Tensor)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
-        weights = attention_weights(q, k, self.encoding, **options) if need_weights else None
+        weights = (
+            attention_weights(q, k, self.encoding, **attention_arguments) if need_weights else None
+        )
         return out, weights
 
     def _build_mask(
@@ -240,10 +242,10 @@ def _positions_without_padding(x: Tensor, padding: Tensor | None) -> Tensor | ra
     without counting padding. padding: (batch, len), True or -inf for padding; None for none."""
     if padding is None:
         return consecutive_positions(0, x.shape[1], x.device)
-    is_real = padding == 0 if padding.is_floating_point() else ~padding
-    if bool(is_real.all()):
+    is_no_padding = padding == 0 if padding.is_floating_point() else ~padding
+    if bool(is_no_padding.all()):
         return consecutive_positions(0, x.shape[1], x.device)
-    return positions_from_mask(is_real)
+    return positions_from_mask(is_no_padding)
 
 
 def mask_from_torch(

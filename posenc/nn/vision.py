@@ -101,7 +101,7 @@ class VisionAttention(nn.Module):
         k = self._apply_norm(self.k_norm, k)
         positions = self._token_positions(x)
         state = self.encoding.state(x, as_tensor(positions, x.device))
-        drops = self.training and isinstance(self.attn_drop, nn.Dropout)
+        applies_dropout = self.training and isinstance(self.attn_drop, nn.Dropout)
         out = attention(
             q,
             k,
@@ -112,7 +112,7 @@ class VisionAttention(nn.Module):
             q_state=state,
             kv_state=state,
             mask=_mask_from_timm(attn_mask, is_causal),
-            dropout_p=self.attn_drop.p if drops else 0.0,
+            dropout_p=self.attn_drop.p if applies_dropout else 0.0,
             scale=self._attention_scale(q.shape[-1]),
         )
         assert isinstance(out, Tensor)
@@ -125,8 +125,8 @@ class VisionAttention(nn.Module):
     def _attention_scale(self, head_dim: int) -> float:
         """Return the factor of q . k: timm's, multiplied by the encoding's factor and divided by
         the usual one, 1 / sqrt(head_dim). So it is timm's for an encoding with the usual factor."""
-        usual = head_dim**-0.5
-        return self.scale / usual * self.encoding.scale(head_dim)
+        usual_scale = head_dim**-0.5
+        return self.scale / usual_scale * self.encoding.scale(head_dim)
 
     def _token_positions(self, x: Tensor) -> Tensor | range:
         """Return the position of each token of x: from the grid of patches, or as given to the
@@ -223,9 +223,9 @@ def _difference_from_timm(attention: Any) -> str:
         if name not in _FORWARD_ARGUMENTS:
             reason = ": it rotates queries and keys itself" if name == "rope" else ""
             return f"whose forward takes {name}{reason}"
-    dropout = getattr(attention, "attn_drop", None)
-    if not isinstance(dropout, nn.Dropout | nn.Identity | None):
-        return f"whose attn_drop is a {type(dropout).__name__}"
+    dropout_layer = getattr(attention, "attn_drop", None)
+    if not isinstance(dropout_layer, nn.Dropout | nn.Identity | None):
+        return f"whose attn_drop is a {type(dropout_layer).__name__}"
     for name, _ in attention.named_parameters(recurse=False):
         return f"with parameters of its own, such as {name}"
     return ""
@@ -257,8 +257,8 @@ def _check_computes_same(attention: nn.Module, replacement: VisionAttention) -> 
         ) from error
     finally:
         replacement.training = was_training[attention]
-        for module, before in was_training.items():
-            module.training = before
+        for module, was_in_training in was_training.items():
+            module.training = was_in_training
     # Roundings of other kernels, in low precision more; both numbers are chosen, not derived.
     max_fraction = max(1e-3, 50 * torch.finfo(x.dtype).eps)
     has_same_shape = actual.shape == expected.shape

@@ -48,36 +48,43 @@ class Chart:
 
 
 def long_table(
-    x: str, y: str, curves: Mapping[str, Sequence[Column]], *more: str, by: str = SERIES
+    x_name: str,
+    y_name: str,
+    curves: Mapping[str, Sequence[Column]],
+    *more_names: str,
+    by: str = SERIES,
 ) -> Data:
     """Return a table of curves, the rows of one below those of the other.
 
     >>> long_table("step", "loss", {"rope": ([1, 2], [3.0, 2.5])})
     {'series': ['rope', 'rope'], 'step': [1, 2], 'loss': [3.0, 2.5]}
 
-    curves: the columns of each curve by its name, in the order of x, y and more.
-    x, y, more: names of these columns. by: name of the column with the curves' names.
+    curves: the columns of each curve by its name, in the order of x_name, y_name and more_names,
+    which are their names. by: name of the column with the curves' names.
     """
-    columns: dict[str, list[Any]] = {name: [] for name in (by, x, y, *more)}
+    columns: dict[str, list[Any]] = {name: [] for name in (by, x_name, y_name, *more_names)}
     for name, curve in curves.items():
         columns[by] += [name] * len(curve[0])
-        for column, values in zip((x, y, *more), curve, strict=True):
+        for column, values in zip((x_name, y_name, *more_names), curve, strict=True):
             columns[column] += list(values)
     return columns
 
 
-def matrix_table(x: str, y: str, unit: str, xs: Column, ys: Column, values: np.ndarray) -> Data:
+def matrix_table(
+    x_name: str, y_name: str, unit: str, xs: Column, ys: Column, values: np.ndarray
+) -> Data:
     """Return a matrix as a table with a row for each cell, row by row of the matrix.
 
-    x, y: names of the columns with the places of a cell; if they are equal, "(column)" and "(row)"
-    are appended. unit: name of the column with the values. xs, ys: the places. values: (ys, xs).
+    x_name, y_name: names of the columns with the places of a cell; if they are equal, "(column)"
+    and "(row)" are appended. unit: name of the column with the values. xs, ys: the places.
+    values: (ys, xs).
     """
-    if x == y:
-        x = f"{x} (column)"
-        y = f"{y} (row)"
+    if x_name == y_name:
+        x_name = f"{x_name} (column)"
+        y_name = f"{y_name} (row)"
     return {
-        x: np.tile(np.asarray(xs), len(ys)),
-        y: np.repeat(np.asarray(ys), len(xs)),
+        x_name: np.tile(np.asarray(xs), len(ys)),
+        y_name: np.repeat(np.asarray(ys), len(xs)),
         unit: np.asarray(values, dtype=float).ravel(),
     }
 
@@ -88,11 +95,11 @@ def split_by_series(data: Data, by: str = SERIES) -> dict[Any, dict[str, np.ndar
 
     {"series": ["rope", "rope"], "loss": [3.0, 2.5]} -> {"rope": {"loss": array([3.0, 2.5])}}
     """
-    names = np.asarray(data[by], dtype=object)
+    series_of_rows = np.asarray(data[by], dtype=object)
     other_columns = {name: np.asarray(column) for name, column in data.items() if name != by}
     return {
-        series: {name: column[names == series] for name, column in other_columns.items()}
-        for series in dict.fromkeys(names.tolist())
+        series: {name: column[series_of_rows == series] for name, column in other_columns.items()}
+        for series in dict.fromkeys(series_of_rows.tolist())
     }
 
 
@@ -108,12 +115,14 @@ def describe_curve_ends(data: Data) -> str:
     names = axis_names(data)
     if SERIES not in data or len(names) != 2:
         return ""
-    x, y = names
+    x_name, y_name = names
     descriptions = []
     for name, curve in split_by_series(data).items():
-        ends = dict.fromkeys([0, len(curve[x]) - 1])  # once for a curve of one point
-        points = (f"{curve[y][i]:.3g} at {_place_in_words(curve[x][i])}" for i in ends)
-        descriptions.append(f"{name}: {', '.join(points)}")
+        end_indices = dict.fromkeys([0, len(curve[x_name]) - 1])  # once for a curve of one point
+        points_in_words = (
+            f"{curve[y_name][i]:.3g} at {_place_in_words(curve[x_name][i])}" for i in end_indices
+        )
+        descriptions.append(f"{name}: {', '.join(points_in_words)}")
     return f"{'; '.join(descriptions)}."
 
 

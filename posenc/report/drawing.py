@@ -135,14 +135,14 @@ class LineStyle(NamedTuple):
 def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
     """Return a style for each name, in the given order. Colours repeat after 7, markers after 11;
     the first 77 styles differ."""
-    unique = list(dict.fromkeys(names))
+    distinct_names = list(dict.fromkeys(names))
     return {
         name: LineStyle(
             LIGHT_COLOURS[i % len(LIGHT_COLOURS)],
             _MARKERS[i % len(_MARKERS)],
             _DASHES[i % len(_DASHES)],
         )
-        for i, name in enumerate(unique)
+        for i, name in enumerate(distinct_names)
     }
 
 
@@ -151,8 +151,8 @@ def ranked_styles(best_first: Sequence[str]) -> dict[str, LineStyle]:
     in its order, and all others are grey."""
     styles = line_styles(best_first)
     return {
-        name: look if rank < NUM_RANKED_COLOURS else look._replace(color=INK, alpha=0.4)
-        for rank, (name, look) in enumerate(styles.items())
+        name: style if rank < NUM_RANKED_COLOURS else style._replace(color=INK, alpha=0.4)
+        for rank, (name, style) in enumerate(styles.items())
     }
 
 
@@ -171,8 +171,12 @@ def _fonts_of_other_letters() -> list[str]:
     has 1 em on the page), so figures have the same layout on every machine. A release without that
     font takes them from Chinese fonts of this machine; without any, such a letter counts as 0.6 em.
     """
-    known = {*font_manager.get_font_names()}
-    return [] if LAST_RESORT_FONT in known else [name for name in CHINESE_FONTS if name in known]
+    known_fonts = {*font_manager.get_font_names()}
+    return (
+        []
+        if LAST_RESORT_FONT in known_fonts
+        else [name for name in CHINESE_FONTS if name in known_fonts]
+    )
 
 
 @contextmanager
@@ -203,29 +207,29 @@ def figure(
     Yields: the figure and its axes.
     """
     with figure_style():
-        drawn = Figure(figsize=(width, height))
-        axes = drawn.add_subplot(xlabel=x_label, ylabel=y_label)
+        fig = Figure(figsize=(width, height))
+        axes = fig.add_subplot(xlabel=x_label, ylabel=y_label)
         axes.grid(grid)
-        yield drawn, axes
+        yield fig, axes
 
 
-def draw_legend_above(drawn: Figure) -> None:
+def draw_legend_above(fig: Figure) -> None:
     """Draw one legend above all axes, where it covers no data, in as many columns as fit; the
     figure grows by its height."""
     entries: dict[str, Any] = {}
-    for axes in drawn.axes:
+    for axes in fig.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     if not entries:
         return
-    room_in_points = 72 * drawn.get_figwidth()  # in points; an inch has 72
+    room_in_points = 72 * fig.get_figwidth()  # in points; an inch has 72
     num_columns = next(
         (n for n in (4, 3, 2) if _legend_width(list(entries), n) <= room_in_points), 1
     )
     num_rows = -(-len(entries) // num_columns)
-    drawn.set_figheight(drawn.get_figheight() + LEGEND_ROW_INCHES * num_rows)
+    fig.set_figheight(fig.get_figheight() + LEGEND_ROW_INCHES * num_rows)
     with figure_style():  # the `with` in which the axes were drawn may have ended
-        drawn.legend(
+        fig.legend(
             list(entries.values()),
             list(entries),
             loc="outside upper left",
@@ -236,9 +240,9 @@ def draw_legend_above(drawn: Figure) -> None:
         )
 
 
-def _legend_width(labels: Sequence[str], columns: int) -> float:
+def _legend_width(labels: Sequence[str], num_columns: int) -> float:
     """Return the estimated width of a legend with this many columns, in points."""
-    num_rows = -(-len(labels) // columns)
+    num_rows = -(-len(labels) // num_columns)
     # Of the longest label of each column, in units of the font size. A Chinese letter is 1 wide; a
     # Latin one is counted as 0.62: chosen.
     longest_widths = [
@@ -258,36 +262,38 @@ def set_length_axis(axes: Axes, lengths: Sequence[int], train_length: int | None
     if train_length is not None:
         axes.axvline(train_length, color=INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         text_style = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
-        top_of_line = {"xy": (train_length, 1), "xycoords": ("data", "axes fraction")}
-        axes.annotate("training length", xytext=(0, 3), **top_of_line, **text_style)
+        at_top_of_line = {"xy": (train_length, 1), "xycoords": ("data", "axes fraction")}
+        axes.annotate("training length", xytext=(0, 3), **at_top_of_line, **text_style)
 
 
-def curves_by_length(
+def draw_curves_by_length(
     data: Data, styles: Mapping[str, LineStyle], ticks: Sequence[int], train_length: int
 ) -> Figure:
     """Draw each series of a table over a logarithmic axis of lengths, with bars from low to high
     where the table has them, and the training length as a line."""
     x_label, y_label = axis_names(data)
-    with figure(x_label, y_label) as (drawn, axes):
-        for name, part in split_by_series(data).items():
-            x = part[x_label]
-            y = part[y_label]
+    with figure(x_label, y_label) as (fig, axes):
+        for name, series_table in split_by_series(data).items():
+            x = series_table[x_label]
+            y = series_table[y_label]
             has_markers = len(x) <= MAX_MARKERS
-            look = (
+            style_arguments = (
                 styles[name].arguments_for_points()
                 if has_markers
                 else styles[name].arguments_for_curve(len(x))
             )
             label_and_gid = {"label": name, "gid": HOVER_PREFIX + name}
-            if LOW in part:
-                bars = axes.errorbar(x, y, yerr=[y - part[LOW], part[HIGH] - y], **look)
+            if LOW in series_table:
+                bars = axes.errorbar(
+                    x, y, yerr=[y - series_table[LOW], series_table[HIGH] - y], **style_arguments
+                )
                 bars[0].set(**label_and_gid)  # the line, which shows its name under the mouse
                 bars.set_label(name)  # line and bars together, which the legend shows
             else:
-                axes.plot(x, y, **label_and_gid, **look)
+                axes.plot(x, y, **label_and_gid, **style_arguments)
         set_length_axis(axes, ticks, train_length)
-        draw_legend_above(drawn)
-    return drawn
+        draw_legend_above(fig)
+    return fig
 
 
 def draw_level(axes: Axes, y: float, text: str) -> None:
@@ -295,8 +301,8 @@ def draw_level(axes: Axes, y: float, text: str) -> None:
     end."""
     axes.axhline(y, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
     text_style = {"textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 8}
-    right_end = {"xy": (1, y), "xycoords": ("axes fraction", "data")}
-    axes.annotate(text, xytext=(-3, -3), **right_end, **text_style)
+    at_right_end = {"xy": (1, y), "xycoords": ("axes fraction", "data")}
+    axes.annotate(text, xytext=(-3, -3), **at_right_end, **text_style)
 
 
 def replace_invalid_xml_characters(text: str) -> str:
@@ -305,13 +311,13 @@ def replace_invalid_xml_characters(text: str) -> str:
     return _NOT_XML.sub("\ufffd", show_hidden_characters(text))
 
 
-def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
+def to_svg(fig: Figure, description: str, prefix: str = "f") -> str:
     """Return the figure as an <svg> element for a page that defines `css_variables` and --font.
 
     Equal figures give equal output. Letters stay text.
 
     Args:
-        drawn: the figure; colours of this module's palette become CSS variables.
+        fig: the figure; colours of this module's palette become CSS variables.
         description: text alternative for readers who cannot see it.
         prefix: start of every identifier, so that several figures fit one page.
 
@@ -319,13 +325,13 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
     converted here.
     """
     buffer = io.StringIO()
-    for text in drawn.findobj(Text):
+    for text in fig.findobj(Text):
         text.set_text(replace_invalid_xml_characters(text.get_text()))  # type: ignore[attr-defined]
     with figure_style():
-        drawn.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     root = ElementTree.fromstring(replace_invalid_xml_characters(buffer.getvalue()))
-    for child in ("metadata", "defs"):  # the style sheet in defs would apply to the whole page
-        if (element := root.find(f"{{{_SVG}}}{child}")) is not None:
+    for tag in ("metadata", "defs"):  # the style sheet in defs would apply to the whole page
+        if (element := root.find(f"{{{_SVG}}}{tag}")) is not None:
             root.remove(element)
     for element in root.iter():
         if element.get("id", "").startswith(HOVER_PREFIX):
@@ -372,11 +378,11 @@ def css_variables(scheme: str) -> str:
     return "".join(f"--{name}:{value};" for name, value in COLOUR_VARIABLES[scheme].items())
 
 
-def write_svg(drawn: Figure, path: str | Path, description: str) -> None:
+def write_svg(fig: Figure, path: str | Path, description: str) -> None:
     """Write the figure as an SVG file that follows the reader's light or dark scheme."""
     # At 122 pixels per inch, letters of 9.5 points are 16 pixels high.
-    width, height = (round(122 * inches) for inches in drawn.get_size_inches())
-    svg = to_svg(drawn, description)
+    width, height = (round(122 * inches) for inches in fig.get_size_inches())
+    svg = to_svg(fig, description)
     svg = svg.replace("<svg ", f'<svg width="{width}" height="{height}" ', 1)
     start = svg.index(">") + 1
     style_sheet = (

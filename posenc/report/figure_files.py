@@ -30,7 +30,11 @@ from posenc.report.report import table_csv
 DOTS_PER_INCH = 300
 _GLYPH = re.compile(r"Glyph (\d+) .*missing from")
 """Matches the beginning of matplotlib's warning about a letter that is in no font."""
-_WITHOUT_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
+_METADATA_WITHOUT_DATE = {
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+    "png": {"Software": None},
+}
 """Metadata for each kind of file that leave out its date, so that equal figures give equal
 files."""
 
@@ -44,20 +48,20 @@ def write_figures(plots: Sequence[Plot], folder: Path) -> list[str]:
     Returns: notes on the files, such as on letters that no font has; often empty.
     """
     mark_figures(folder)
-    all_missing: set[str] = set()
+    all_missing_letters: set[str] = set()
     for plot in plots:
         if not plot.name:
             raise ValueError(f"The figure {plot.caption!r} has no name for its files.")
         content_by_kind, missing_letters = _figure_bytes(plot.chart.figure)
-        all_missing |= missing_letters
+        all_missing_letters |= missing_letters
         for kind, content in content_by_kind.items():
             write_atomically(folder / f"{plot.name}.{kind}", content)
         write_atomically(folder / f"{plot.name}.csv", csv_text(plot.chart.data))
-    if not all_missing:
+    if not all_missing_letters:
         return []
     return [
-        f"No font of this machine has the letters {' '.join(sorted(all_missing))}: PDF and PNG "
-        "show boxes; the SVG files show them wherever the reader has such a font."
+        f"No font of this machine has the letters {' '.join(sorted(all_missing_letters))}: PDF and "
+        "PNG show boxes; the SVG files show them wherever the reader has such a font."
     ]
 
 
@@ -81,7 +85,7 @@ def _figure_bytes(figure: Figure) -> tuple[dict[str, bytes], set[str]]:
         warnings.catch_warnings(record=True) as caught_warnings,
     ):
         warnings.simplefilter("always")
-        for kind, metadata in _WITHOUT_DATE.items():
+        for kind, metadata in _METADATA_WITHOUT_DATE.items():
             buffer = io.BytesIO()
             figure.savefig(
                 buffer, format=kind, dpi=DOTS_PER_INCH, facecolor="white", metadata=metadata
@@ -100,9 +104,11 @@ def _use_fonts_of_machine(texts: Sequence[Text]) -> Iterator[None]:
         yield
         return
     families = [text.get_fontfamily() for text in texts]
-    installed = {*font_manager.get_font_names()}
+    installed_fonts = {*font_manager.get_font_names()}
     for text in texts:
-        text.set_fontfamily([FIGURE_FONT, *(name for name in CHINESE_FONTS if name in installed)])
+        text.set_fontfamily(
+            [FIGURE_FONT, *(name for name in CHINESE_FONTS if name in installed_fonts)]
+        )
     yield
     for text, family in zip(texts, families, strict=True):
         text.set_fontfamily(family)
@@ -112,8 +118,8 @@ def _letters_in_warnings(messages: Iterable[str]) -> set[str]:
     """Return the letters that no font has, as the messages of matplotlib's warnings say."""
     letters = set()
     for message in messages:
-        if glyph := _GLYPH.match(message):
-            letters.add(chr(int(glyph[1])))
+        if glyph_match := _GLYPH.match(message):
+            letters.add(chr(int(glyph_match[1])))
     return letters
 
 
@@ -124,22 +130,28 @@ def _letters_without_glyph(letters: set[str]) -> set[str]:
     return {letter for letter in visible_letters if not font.get_char_index(ord(letter))}
 
 
-def write_page(page: Page, out: str | Path | None, figures: str | Path | None) -> list[str]:
-    """Write the page to the file `out`, and its figures and named tables to the folder `figures`,
-    each unless it is None. Return notes on the figures, often none."""
-    if out is not None:
-        page.write(out)
-    if figures is None:
+def write_page(
+    page: Page, page_file: str | Path | None, figures_folder: str | Path | None
+) -> list[str]:
+    """Write the page to `page_file`, and its figures and named tables to `figures_folder`, each
+    unless it is None. Return notes on the figures, often none."""
+    if page_file is not None:
+        page.write(page_file)
+    if figures_folder is None:
         return []
-    notes = write_figures(page.plots(), Path(figures))
+    notes = write_figures(page.plots(), Path(figures_folder))
     for name, table in page.tables().items():
-        write_atomically(Path(figures) / f"{name}.csv", table_csv(table))
+        write_atomically(Path(figures_folder) / f"{name}.csv", table_csv(table))
     return notes
 
 
-def write_and_announce(page: Page, out: Path | None, figures: Path | None) -> None:
+def write_and_announce(page: Page, page_file: Path | None, figures_folder: Path | None) -> None:
     """Do what `write_page` does, and print on stderr the paths of what was written, and the
     notes."""
-    notes = write_page(page, out, figures)
-    lines = (out and f"Page: {out}", *notes, figures and f"Figures: {figures}")
+    notes = write_page(page, page_file, figures_folder)
+    lines = (
+        page_file and f"Page: {page_file}",
+        *notes,
+        figures_folder and f"Figures: {figures_folder}",
+    )
     sys.stderr.writelines(f"{show_hidden_characters(line)}\n" for line in lines if line)

@@ -54,9 +54,9 @@ def page_of(report: Report) -> "Page":
     then all sections, also those that the terminal leaves out as details. Its facts are not on the
     page."""
     page = Page(report.title, report.subtitle)
-    first = [Headline(report.headline)] if report.headline else []
-    limits = [Limits(report.limits)] if report.limits else []
-    page.append_section("", *first, *limits, *map(Caution, report.cautions))
+    headline_blocks = [Headline(report.headline)] if report.headline else []
+    limits_blocks = [Limits(report.limits)] if report.limits else []
+    page.append_section("", *headline_blocks, *limits_blocks, *map(Caution, report.cautions))
     for section in report.sections:
         page.append_section(section.heading, *section.blocks)
     return page
@@ -92,15 +92,17 @@ class Page:
     def html(self) -> str:
         """Return the whole page as text: one HTML file without anything outside of it."""
         plot_numbers = count(1)
-        sections = [
+        sections_html = [
             _section_html(heading, blocks, plot_numbers) for heading, blocks in self._sections
         ]
-        subtitle = f"<p class=subtitle>{escape_html(self.subtitle)}</p>" if self.subtitle else ""
+        subtitle_html = (
+            f"<p class=subtitle>{escape_html(self.subtitle)}</p>" if self.subtitle else ""
+        )
         return _PAGE_TEMPLATE.format(
             title=escape_html(self.title),
-            subtitle=subtitle,
+            subtitle=subtitle_html,
             contents=self._contents(),
-            body=_link_words("\n".join(sections)),
+            body=_link_words("\n".join(sections_html)),
             style=_style_sheet(),
         )
 
@@ -123,9 +125,9 @@ class Page:
 
 def _style_sheet() -> str:
     """Return the page's CSS: colours for a light and a dark scheme, and the rules of page.css."""
-    dark = f"@media(prefers-color-scheme:dark){{:root{{{css_variables('dark')}}}}}"
+    dark_rule = f"@media(prefers-color-scheme:dark){{:root{{{css_variables('dark')}}}}}"
     rules = resources.files("posenc.report").joinpath("page.css").read_text(encoding="utf-8")
-    return f":root{{{css_variables('light')}{SVG_RULES}}}{dark}\n{rules}"
+    return f":root{{{css_variables('light')}{SVG_RULES}}}{dark_rule}\n{rules}"
 
 
 def _section_html(heading: str, blocks: Sequence[Block], plot_numbers: Iterator[int]) -> str:
@@ -137,8 +139,8 @@ def _section_html(heading: str, blocks: Sequence[Block], plot_numbers: Iterator[
         [f'<h2 id="{_anchor_of_heading(heading)}">{escape_html(heading)}</h2>'] if heading else []
     )
     for is_plot, group in groupby(blocks, key=lambda b: isinstance(b, Plot)):
-        of_group = [_block_html(block, plot_numbers) for block in group]
-        parts += ["<div class=figures>", *of_group, "</div>"] if is_plot else of_group
+        html_of_group = [_block_html(block, plot_numbers) for block in group]
+        parts += ["<div class=figures>", *html_of_group, "</div>"] if is_plot else html_of_group
     return "<section>" + "\n".join(parts) + "</section>"
 
 
@@ -163,12 +165,12 @@ def _link_words(body: str) -> str:
     explanation or a column's heading: to the document that explains it, or, if the repository's
     address is unknown, only the document's name as a tooltip."""
     for word, target in pages_by_word().items():
-        page, hash_, place = target.partition("#")
-        file = f"docs/{page}.md"
+        page_name, hash_sign, anchor = target.partition("#")
+        file = f"docs/{page_name}.md"
         opening_tag = "<abbr"
         closing_tag = "</abbr>"
         if repository_url():
-            opening_tag = f'<a href="{repository_url()}/blob/main/{file}{hash_}{place}"'
+            opening_tag = f'<a href="{repository_url()}/blob/main/{file}{hash_sign}{anchor}"'
             closing_tag = "</a>"
         pattern = (
             rf"({_OPENING_TAG}[^<]*?(?<![A-Za-z-]))({re.escape(escape_html(word))})(?![A-Za-z-])"
@@ -224,21 +226,22 @@ def _text_block_html(block: TextBlock) -> str:
 def _links_html(addresses: Mapping[str, str]) -> str:
     """Return a line of links as HTML; addresses: by the text of each link."""
     links = (
-        f'<a href="{escape_html(to)}">{escape_html(name)}</a>' for name, to in addresses.items()
+        f'<a href="{escape_html(address)}">{escape_html(link_text)}</a>'
+        for link_text, address in addresses.items()
     )
     return f"<p>{' · '.join(links)}</p>"
 
 
 def _fold_html(fold: Fold, plot_numbers: Iterator[int]) -> str:
     """Return a fold as HTML: its summary, and blocks that a click on it shows."""
-    inner = "".join(_block_html(block, plot_numbers) for block in fold.blocks)
-    return f"<details><summary>{escape_html(fold.summary)}</summary>{inner}</details>"
+    inner_html = "".join(_block_html(block, plot_numbers) for block in fold.blocks)
+    return f"<details><summary>{escape_html(fold.summary)}</summary>{inner_html}</details>"
 
 
 def _labelled_html(block: Labelled, plot_numbers: Iterator[int]) -> str:
     """Return a label as HTML, with its sentences and commands beside it."""
-    inner = "".join(_block_html(part, plot_numbers) for part in block.parts)
-    return f"<dl><dt>{escape_html(block.label)}</dt><dd>{inner}</dd></dl>"
+    inner_html = "".join(_block_html(part, plot_numbers) for part in block.parts)
+    return f"<dl><dt>{escape_html(block.label)}</dt><dd>{inner_html}</dd></dl>"
 
 
 def _list_html(texts: Sequence[str]) -> str:
@@ -248,8 +251,11 @@ def _list_html(texts: Sequence[str]) -> str:
 
 def _definitions_html(facts: Mapping[str, Any]) -> str:
     """Return a list of definitions as HTML: each name of `facts`, and its value."""
-    pairs = (f"<dt>{escape_html(k)}</dt><dd>{escape_html(str(v))}</dd>" for k, v in facts.items())
-    return "<dl>" + "".join(pairs) + "</dl>"
+    pairs_html = (
+        f"<dt>{escape_html(name)}</dt><dd>{escape_html(str(value))}</dd>"
+        for name, value in facts.items()
+    )
+    return "<dl>" + "".join(pairs_html) + "</dl>"
 
 
 def describe_plot(plot: Plot) -> str:
@@ -260,14 +266,16 @@ def describe_plot(plot: Plot) -> str:
 
 def _plot_html(plot: Plot, prefix: str) -> str:
     """Return a figure with its caption as HTML. prefix: begins the identifiers in its SVG."""
-    size = " class=wide" if plot.wide else ""
-    scroll = (
+    class_attribute = " class=wide" if plot.wide else ""
+    scroll_attributes = (
         f' role=region tabindex=0 aria-label="{escape_html(plot.caption)}"' if plot.wide else ""
     )
     svg = to_svg(plot.chart.figure, describe_plot(plot), prefix)
-    width = 72 * plot.chart.figure.get_figwidth()  # makes its letters as large as the page's
+    # This width makes its letters as large as the page's.
+    width_in_points = 72 * plot.chart.figure.get_figwidth()
     return (
-        f'<figure{size}><div class=drawing{scroll} style="--natural:{width:g}px">'
+        f"<figure{class_attribute}><div class=drawing{scroll_attributes} "
+        f'style="--natural:{width_in_points:g}px">'
         f"{svg}</div>"
         f"<figcaption>{escape_html(plot.caption)}</figcaption></figure>"
     )
@@ -275,23 +283,26 @@ def _plot_html(plot: Plot, prefix: str) -> str:
 
 def _table_html(table: Table) -> str:
     """Return the table as HTML, its caption above it and its notes below."""
-    headings = [h if isinstance(h, Heading) else Heading(h) for h in table.header]
+    headings = [
+        heading if isinstance(heading, Heading) else Heading(heading) for heading in table.header
+    ]
     are_numeric = numeric_columns(table)
     note_numbers: dict[str, int] = {}
-    head = "".join(map(_heading_html, headings, are_numeric))
+    head_html = "".join(map(_heading_html, headings, are_numeric))
     label_attributes = [""] * len(headings)
-    if table.cards:
+    if table.as_cards:
         label_attributes = [f' data-label="{escape_html(heading.text)}"' for heading in headings]
-    rows = [_row_html(row, are_numeric, label_attributes, note_numbers) for row in table.rows]
-    caption = f"<p class=caption>{escape_html(table.caption)}</p>" if table.caption else ""
-    name = table.caption or ", ".join(heading.text for heading in headings)
-    kind = '"table cards"' if table.cards else "table"
-    below = "".join(f"<li>{escape_html(note)}</li>" for note in note_numbers)
-    below = f"<ol class=notes>{below}</ol>" if below else ""
+    rows_html = [_row_html(row, are_numeric, label_attributes, note_numbers) for row in table.rows]
+    caption_html = f"<p class=caption>{escape_html(table.caption)}</p>" if table.caption else ""
+    label = table.caption or ", ".join(heading.text for heading in headings)
+    table_class = '"table cards"' if table.as_cards else "table"
+    notes_html = "".join(f"<li>{escape_html(note)}</li>" for note in note_numbers)
+    notes_html = f"<ol class=notes>{notes_html}</ol>" if notes_html else ""
     return (
-        f'{caption}<div class={kind} role=region tabindex=0 aria-label="{escape_html(name)}">'
-        f"<table><thead><tr>{head}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>{below}"
+        f"{caption_html}<div class={table_class} role=region tabindex=0 "
+        f'aria-label="{escape_html(label)}">'
+        f"<table><thead><tr>{head_html}</tr></thead>"
+        f"<tbody>{''.join(rows_html)}</tbody></table></div>{notes_html}"
     )
 
 
@@ -307,15 +318,17 @@ def _row_html(
     attribute with its heading, or "". note_numbers: the number of each note, to which those of this
     row are added.
     """
-    cells = [
+    cells_html = [
         f"<th scope=row{_class_attribute(False, row[0])}>{_cell_html(row[0], note_numbers)}</th>"
     ]
-    for value, is_numeric, label in zip(
+    for value, is_numeric, label_attribute in zip(
         row[1:], are_numeric[1:], label_attributes[1:], strict=True
     ):
-        cell = _cell_html(value, note_numbers)
-        cells.append(f"<td{_class_attribute(is_numeric, value)}{label}>{cell}</td>")
-    return f"<tr>{''.join(cells)}</tr>"
+        cell_html = _cell_html(value, note_numbers)
+        cells_html.append(
+            f"<td{_class_attribute(is_numeric, value)}{label_attribute}>{cell_html}</td>"
+        )
+    return f"<tr>{''.join(cells_html)}</tr>"
 
 
 def _cell_html(value: Value, note_numbers: dict[str, int]) -> str:
@@ -323,21 +336,22 @@ def _cell_html(value: Value, note_numbers: dict[str, int]) -> str:
     each note, to which a new note is added."""
     if not isinstance(value, Cell):
         return escape_html(cell_text(value))
-    cell = escape_html(str(value.text))
+    content_html = escape_html(str(value.text))
     if value.strong:
-        cell = f"<strong>{cell}</strong>"
+        content_html = f"<strong>{content_html}</strong>"
     if value.second_line:
-        cell = f"<span>{cell}<small>{escape_html(value.second_line)}</small></span>"
+        content_html = f"<span>{content_html}<small>{escape_html(value.second_line)}</small></span>"
     if value.note:
-        number = note_numbers.setdefault(value.note, len(note_numbers) + 1)
-        cell = f"<span>{cell}<sup>{number}</sup></span>"
-    return cell
+        note_number = note_numbers.setdefault(value.note, len(note_numbers) + 1)
+        content_html = f"<span>{content_html}<sup>{note_number}</sup></span>"
+    return content_html
 
 
 def _heading_html(heading: Heading, is_numeric: bool) -> str:
     """Return the heading of a column as HTML; is_numeric: True for a column of numbers."""
-    meaning = f"<small>{escape_html(heading.meaning)}</small>" if heading.meaning else ""
-    return f"<th scope=col{_class_attribute(is_numeric)}>{escape_html(heading.text)}{meaning}</th>"
+    meaning_html = f"<small>{escape_html(heading.meaning)}</small>" if heading.meaning else ""
+    class_attribute = _class_attribute(is_numeric)
+    return f"<th scope=col{class_attribute}>{escape_html(heading.text)}{meaning_html}</th>"
 
 
 def _class_attribute(is_numeric: bool, value: Value = None) -> str:

@@ -29,22 +29,24 @@ LONG_TEXT_LENGTH = 24
 class Number:
     """Hold a measured number and the ends of its interval, which are None if there is none.
 
-    form: the format in which all three are written, such as ".2f".
+    format_spec: the format in which all three are written, such as ".2f".
     unit: text directly after the number, such as " %", or a verdict.
     """
 
     value: float
     low: float | None = None
     high: float | None = None
-    form: str = ".4g"
+    format_spec: str = ".4g"
     unit: str = ""
 
     def __str__(self) -> str:
-        number = f"{self.value:{self.form}}{self.unit}"
+        value_in_words = f"{self.value:{self.format_spec}}{self.unit}"
         if self.low is None or self.high is None:
-            return number
-        to = " to " if self.form.startswith("+") else "–"
-        return f"{number} ({self.low:{self.form}}{to}{self.high:{self.form}})"
+            return value_in_words
+        separator = " to " if self.format_spec.startswith("+") else "–"
+        low_in_words = f"{self.low:{self.format_spec}}"
+        high_in_words = f"{self.high:{self.format_spec}}"
+        return f"{value_in_words} ({low_in_words}{separator}{high_in_words})"
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,14 @@ Value = str | int | float | Number | Cell | None
 class Table:
     """Hold rows under a header. Columns of numbers are aligned right; the first names the row.
 
-    A table wider than the page scrolls sideways, and its first column stays. With `cards` a narrow
-    screen shows each row as a card instead. name: of its CSV file, and in JSON.
+    A table wider than the page scrolls sideways, and its first column stays. With `as_cards` a
+    narrow screen shows each row as a card instead. name: of its CSV file, and in JSON.
     """
 
     header: Sequence[str | Heading]
     rows: Sequence[Sequence[Value]]
     caption: str = ""
-    cards: bool = False
+    as_cards: bool = False
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -201,11 +203,11 @@ Block = (
 
 @dataclass(frozen=True)
 class Section:
-    """Hold blocks below a heading. detail: shown only on the page, where there is room."""
+    """Hold blocks below a heading. is_detail: shown only on the page, where there is room."""
 
     heading: str
     blocks: Sequence[Block]
-    detail: bool = False
+    is_detail: bool = False
 
 
 @dataclass(frozen=True)
@@ -284,7 +286,7 @@ def as_json(report: Report) -> str:
 
     A number that is not finite is null, for which JSON has no other word.
     """
-    tables = {name: rows_of(table) for name, table in report.tables().items()}
+    tables = {name: records_of(table) for name, table in report.tables().items()}
     content = json_value({**report.facts, "tables": tables})
     return show_hidden_characters(
         json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
@@ -305,7 +307,7 @@ def json_value(value: Any) -> Any:
     return value
 
 
-def rows_of(table: Table) -> list[dict[str, Any]]:
+def records_of(table: Table) -> list[dict[str, Any]]:
     """Return each row of a table by column: numbers as they were measured, not as they are shown.
 
     An interval has columns of its own, "NAME, low" and "NAME, high", in every row of its column.
@@ -338,12 +340,12 @@ def measured_value(cell: Value) -> Any:
 
 def table_csv(table: Table) -> str:
     """Return a table as CSV. Numbers have all their digits; what is unknown is empty."""
-    rows = json_value(rows_of(table))
+    records = json_value(records_of(table))
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    for line in ([*rows[0]] if rows else [], *(row.values() for row in rows)):
+    for row in ([*records[0]] if records else [], *(row.values() for row in records)):
         writer.writerow(
-            show_hidden_characters(value) if isinstance(value, str) else value for value in line
+            show_hidden_characters(value) if isinstance(value, str) else value for value in row
         )
     return buffer.getvalue()
 
@@ -354,5 +356,5 @@ def join_names(names: Iterable[str]) -> str:
     >>> join_names(["rope", "alibi", "t5"])
     'rope, alibi and t5'
     """
-    *head, last = [*names] or ["none"]
-    return f"{', '.join(head)} and {last}" if head else last
+    *all_but_last, last = [*names] or ["none"]
+    return f"{', '.join(all_but_last)} and {last}" if all_but_last else last

@@ -53,14 +53,14 @@ class Terminal(Console):
         return super().render_str(show_hidden_characters(text), **options)
 
 
-def stdout(width: int) -> Console:
+def stdout_console(width: int) -> Console:
     """Return a console on standard output, `width` columns wide if it is no terminal and COLUMNS is
     not set."""
     console = Terminal()
     return console if console.is_terminal or "COLUMNS" in os.environ else Terminal(width=width)
 
 
-def stderr() -> Console:
+def stderr_console() -> Console:
     """Return a console on standard error."""
     return Terminal(stderr=True)
 
@@ -90,10 +90,10 @@ def text_table(
     options: further arguments of rich's Table, such as title.
     """
     table = RichTable(**options)
-    for name in header:
-        alignment = "left" if name_column in (None, name) else "right"
-        keeps_line = wraps_nothing or name == name_column
-        table.add_column(escape(name), overflow=overflow, justify=alignment, no_wrap=keeps_line)
+    for heading in header:
+        alignment = "left" if name_column in (None, heading) else "right"
+        keeps_line = wraps_nothing or heading == name_column
+        table.add_column(escape(heading), overflow=overflow, justify=alignment, no_wrap=keeps_line)
     for row in rows:
         table.add_row(*map(escape, row))
     return table
@@ -110,18 +110,18 @@ def print_report(report: Report, in_json: bool) -> None:
     """Print a report on standard output: as text, or as JSON if `in_json`. With JSON the cautions
     are printed on standard error, too."""
     if not in_json:
-        show(report, stdout(WIDTH_WITHOUT_TERMINAL))
+        show(report, stdout_console(WIDTH_WITHOUT_TERMINAL))
         return
     print(as_json(report))
-    for line in report.cautions:
-        print_line(stderr(), line)
+    for caution in report.cautions:
+        print_line(stderr_console(), caution)
 
 
 def as_text(report: Report, width: int = WIDTH_WITHOUT_TERMINAL) -> str:
     """Return a report as text of `width` columns, as the terminal shows it."""
-    written = io.StringIO()
-    show(report, Terminal(file=written, width=width, force_terminal=False))
-    return written.getvalue().rstrip("\n")
+    buffer = io.StringIO()
+    show(report, Terminal(file=buffer, width=width, force_terminal=False))
+    return buffer.getvalue().rstrip("\n")
 
 
 def show(report: Report, console: Console) -> None:
@@ -132,7 +132,7 @@ def show(report: Report, console: Console) -> None:
     if report.limits:
         print_line(console, f"What this cannot say: {report.limits}")
     for section in report.sections:
-        if not section.detail:
+        if not section.is_detail:
             show_section(section, console)
     for caution in report.cautions:
         print_line(console, caution)
@@ -188,8 +188,10 @@ def _labelled_lines(block: Labelled, width: int) -> Iterator[str]:
         if isinstance(part, Code):
             lines = [f"    {line}" for line in part.text.splitlines()]
         else:
-            room = max(width - len(indent), MIN_SENTENCE_WIDTH)
-            lines = textwrap.wrap(part, room, break_long_words=False, break_on_hyphens=False)
+            sentence_width = max(width - len(indent), MIN_SENTENCE_WIDTH)
+            lines = textwrap.wrap(
+                part, sentence_width, break_long_words=False, break_on_hyphens=False
+            )
         for line in lines:
             yield prefix + line
             prefix = indent
@@ -225,8 +227,8 @@ def _columns(table: Table) -> list[_Column]:
     notes = _notes(table)
     columns = []
     for i, is_numeric in enumerate(numeric_columns(table)):
-        header = table.header[i]
-        heading = header.text if isinstance(header, Heading) else header
+        column_heading = table.header[i]
+        heading = column_heading.text if isinstance(column_heading, Heading) else column_heading
         cells = [_noted_cell_text(row[i], notes) for row in table.rows]
         if is_numeric:
             heading = _break_heading(heading, max(map(cell_len, cells)))
@@ -278,8 +280,8 @@ def _table_of_columns(first: _Column, others: Sequence[_Column]) -> RichTable:
         alignment = "right" if column.is_numeric else "left"
         heading = escape(column.heading)
         table.add_column(heading, justify=alignment, no_wrap=column.is_whole, overflow="fold")
-    for line in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*map(escape, line))
+    for cells_of_row in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*map(escape, cells_of_row))
     return table
 
 

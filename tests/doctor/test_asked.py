@@ -8,7 +8,7 @@ import pytest
 
 import posenc.doctor
 from posenc.doctor import choose_interpreters
-from posenc.runtimes.ask import Asked, AskError, Rotation
+from posenc.runtimes.ask import AskError, Rotation, RuntimeAnswer
 from posenc.runtimes.known import emulate
 from tests.doctor.judging import row_of
 from tests.doctor.test_gguf import write
@@ -22,7 +22,7 @@ PAIRS = KNOWN.layers["all"].inv_freq
 def answer(at=KNOWN.version, inv_freq=PAIRS, multiplier=1.0, **changes):
     rotation = Rotation("model.rotary_emb", "", inv_freq, multiplier, called=True)
     scale = (KNOWN.softmax_scale,)
-    return Asked(
+    return RuntimeAnswer(
         "transformers",
         at,
         model="LlamaForCausalLM",
@@ -49,7 +49,7 @@ def doctor(call, tmp_path, monkeypatch):
         monkeypatch.setattr(choose_interpreters, "ask", ask)
         monkeypatch.setattr(
             choose_interpreters,
-            "installed_version",
+            "installed_runtime_version",
             lambda runtime: "5" if runtime == "transformers" and None in answers else None,
         )
 
@@ -113,7 +113,7 @@ def test_what_a_runtime_answers_is_judged(doctor):
         (answer(inv_freq=tuple(f / 2 for f in PAIRS)), "frequencies"),
         (answer(inv_freq=PAIRS[:-1]), "pairs"),
         (answer(multiplier=1.2), "multiplier"),
-        (Asked("transformers", KNOWN.version, refuses="ValueError: no"), "error"),
+        (RuntimeAnswer("transformers", KNOWN.version, refusal="ValueError: no"), "error"),
     ],
 )
 def test_a_record_that_the_runtime_contradicts_is_said(doctor, given, aspect):
@@ -132,11 +132,11 @@ def test_another_switch_than_the_recorded_one_is_a_contradiction(doctor):
     assert "posenc recorded for this version (switch)" in out
 
 
-@pytest.mark.parametrize("given", [{"unmeasured": "tables"}, {"rotations": ()}])
+@pytest.mark.parametrize("given", [{"why_unmeasured": "tables"}, {"rotations": ()}])
 def test_what_was_not_measured_is_known_or_contradicted(doctor, given):
-    asked = Asked("transformers", KNOWN.version, **given)
+    asked = RuntimeAnswer("transformers", KNOWN.version, **given)
     _, out, _ = doctor(SIMPLE, {None: asked})
-    assert ("known, 5" in cells(out, "transformers-5")) == ("unmeasured" in given)
+    assert ("known, 5" in cells(out, "transformers-5")) == ("why_unmeasured" in given)
 
 
 def test_a_family_that_posenc_does_not_know_is_asked(doctor):
@@ -180,7 +180,9 @@ def test_two_interpreters_of_two_releases(doctor):
 
 def mlx():
     rotation = Rotation("layers.0.self_attn.rope", "", PAIRS, 1.0, called=True, layers=(0, 1))
-    return Asked("mlx-lm", "0.99.0", rotations=(rotation,), softmax_scales=(KNOWN.softmax_scale,))
+    return RuntimeAnswer(
+        "mlx-lm", "0.99.0", rotations=(rotation,), softmax_scales=(KNOWN.softmax_scale,)
+    )
 
 
 def test_another_runtime_is_asked_and_its_row_says_so(doctor):
@@ -204,8 +206,10 @@ def test_a_runtime_that_for_leaves_out_is_not_asked(doctor):
 
 
 def test_a_runtime_without_such_a_model_has_none(doctor):
-    refuses = {"refuses": "ValueError: Model type llama not supported.", "no_model": True}
-    _, out, _ = doctor(SIMPLE, {"/mlx": Asked("mlx-lm", "0.99.0", **refuses)}, "--ask", "/mlx")
+    refuses = {"refusal": "ValueError: Model type llama not supported.", "no_model": True}
+    _, out, _ = doctor(
+        SIMPLE, {"/mlx": RuntimeAnswer("mlx-lm", "0.99.0", **refuses)}, "--ask", "/mlx"
+    )
     assert "no such model" in cells(out, "mlx-lm")
 
 
@@ -276,7 +280,9 @@ def test_an_interpreter_that_is_named_for_a_file_of_another_kind_is_not_passed_b
 
 def test_each_runtime_is_asked_about_the_files_that_it_reads(doctor, call, tmp_path):
     """llama.cpp reads GGUF files, and transformers none of them."""
-    loads = Asked("llama.cpp", "b11549", loaded={"freq_base_train": 5e5, "rope scaling": "linear"})
+    loads = RuntimeAnswer(
+        "llama.cpp", "b11549", loaded={"freq_base_train": 5e5, "rope scaling": "linear"}
+    )
     path = write(tmp_path / "a.gguf", freq_base=5e5)
     doctor(SIMPLE, {"llama": loads, "python": answer("5.99.0"), "missing": AskError("no python.")})
     _, out, _ = call("doctor", path, "--ask", "llama", "--ask", "python")
@@ -289,7 +295,7 @@ def test_each_runtime_is_asked_about_the_files_that_it_reads(doctor, call, tmp_p
 
 
 def test_a_loader_that_takes_another_base_contradicts_the_record(doctor, call, tmp_path):
-    loads = Asked("llama.cpp", "b11549", loaded={"freq_base_train": 1e4})
+    loads = RuntimeAnswer("llama.cpp", "b11549", loaded={"freq_base_train": 1e4})
     path = write(tmp_path / "a.gguf", freq_base=5e5)
     doctor(SIMPLE, {"llama": loads})
     _, out, _ = call("doctor", path, "--ask", "llama")
@@ -298,7 +304,7 @@ def test_a_loader_that_takes_another_base_contradicts_the_record(doctor, call, t
 
 def test_a_file_that_the_loader_refuses_is_an_error_in_its_words(doctor, call, tmp_path):
     path = write(tmp_path / "a.gguf", freq_base=5e5)
-    doctor(SIMPLE, {"llama": Asked("llama.cpp", "b11549", refuses="invalid n_rot: 32")})
+    doctor(SIMPLE, {"llama": RuntimeAnswer("llama.cpp", "b11549", refusal="invalid n_rot: 32")})
     code, out, _ = call("doctor", path, "--ask", "llama")
     assert code == 1 and "invalid n_rot: 32" in out
 

@@ -19,7 +19,7 @@ from posenc.report.chart import (
     matrix_table,
     split_by_series,
 )
-from posenc.report.drawing import curves_by_length, figure, line_styles, to_svg
+from posenc.report.drawing import draw_curves_by_length, figure, line_styles, to_svg
 from posenc.report.figure_files import write_figures
 from posenc.report.html_page import Plot
 from tests.charts import assert_drawn_from_its_table
@@ -73,7 +73,7 @@ def test_a_figure_without_a_name_is_refused(tmp_path):
 def test_a_drawing_that_does_not_follow_its_table_is_seen():
     data = long_table("test length", "loss", {"a": ([64, 128], [1.0, 2.0])})
     styles = line_styles(["a"])
-    honest = Chart(data, lambda d: curves_by_length(d, styles, [64, 128], 64))
+    honest = Chart(data, lambda d: draw_curves_by_length(d, styles, [64, 128], 64))
     assert_drawn_from_its_table(honest)
     other = long_table("test length", "loss", {"a": ([64, 128], [1.0, 2.5])})
     with pytest.raises(AssertionError, match=r"not in the table: \[2\.5\]"):

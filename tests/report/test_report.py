@@ -25,7 +25,7 @@ from posenc.report.report import (
     Section,
     Table,
     as_json,
-    rows_of,
+    records_of,
     table_csv,
 )
 from posenc.report.terminal import LABELLED_WIDTH, Terminal, as_text, show
@@ -35,8 +35,8 @@ LOSSES = Table(
     ["method", Heading("0–64", "tokens"), Heading("64–4,096", "tokens, beyond training"), "loads"],
     [
         ["none", Number(PLANTED, 2.1, 2.5, ".3f"), Cell("cannot", note="No rows there."), "yes"],
-        ["yarn", Number(-0.125, form="+.3f", unit=" %"), 12345, "no"],
-        ["far", Cell(Number(7.25, form=".2f"), second_line="worse", tone=2), math.nan, None],
+        ["yarn", Number(-0.125, format_spec="+.3f", unit=" %"), 12345, "no"],
+        ["far", Cell(Number(7.25, format_spec=".2f"), second_line="worse", tone=2), math.nan, None],
     ],
     "Loss by position",
     name="losses",
@@ -58,7 +58,7 @@ def report(**changed) -> Report:
         "cautions": ["Mind the text."],
         "sections": [
             Section("Losses", ["How to read it.", LOSSES, Items(["first item"])]),
-            Section("Repeat it", [Code("posenc x"), Facts({"torch": "2.13"})], detail=True),
+            Section("Repeat it", [Code("posenc x"), Facts({"torch": "2.13"})], is_detail=True),
         ],
     }
     return Report(**given | changed)
@@ -169,9 +169,9 @@ def test_a_figure_without_a_description_reads_the_ends_of_its_curves():
     data = long_table("length", "loss", {"rope": ([64, 128, 1024], [2.5, 2.25, 3.125])})
 
     def draw(given):
-        from posenc.report.drawing import curves_by_length, line_styles
+        from posenc.report.drawing import draw_curves_by_length, line_styles
 
-        return curves_by_length(given, line_styles(["rope"]), [64, 1024], 64)
+        return draw_curves_by_length(given, line_styles(["rope"]), [64, 1024], 64)
 
     page = page_of(report(sections=[Section("", [Plot(Chart(data, draw), "Loss.")])])).html()
     assert re.search(r"<\w*:?title[^>]*>Loss\. rope: 2\.5 at 64, 3\.12 at 1,024\.<", page)
@@ -183,5 +183,5 @@ def test_a_figure_over_words_reads_its_ends():
 
 
 def test_a_table_without_rows_is_written_empty():
-    assert rows_of(Table(["a", "b"], [])) == []
+    assert records_of(Table(["a", "b"], [])) == []
     assert table_csv(Table(["a", "b"], [])).strip() == ""

@@ -19,7 +19,7 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import limit_step_events
 from posenc.lazy import require_package
-from posenc.machine.fingerprint import processors_of
+from posenc.machine.fingerprint import processor_facts
 
 ANSWER_SECONDS = 10.0
 """Seconds for an address to answer at all, and for an answer from a cluster that is joined."""
@@ -55,7 +55,7 @@ class RayCluster(Remote):
             self.facts = {"engine": "ray", "machines": str(len(self.nodes))}
             builds = {node["build of torch"] for node in self.nodes.values()}
             self.facts |= {"build of torch": ", ".join(sorted(builds))}
-            self.facts |= processors_of(self.nodes.values())
+            self.facts |= processor_facts(self.nodes.values())
             self.mailbox = self.ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
             resources = {"num_cpus": 1, "num_gpus": int(device == "cuda"), "max_retries": 0}
             self.run_remotely = self.ray.remote(scheduling_strategy="SPREAD", **resources)(run_job)

@@ -20,7 +20,7 @@ from posenc.report.chart import HIGH, LOW, Chart, Data, axis_names, long_table, 
 from posenc.report.drawing import (
     HOVER_PREFIX,
     LineStyle,
-    curves_by_length,
+    draw_curves_by_length,
     draw_legend_above,
     figure,
     line_styles,
@@ -261,7 +261,7 @@ def chart_of_task(
         "train_length": min(tested_lengths),
     }
     data = long_table(f"test length, {definition.length_unit}", definition.metric, curves)
-    return Chart(data, partial(curves_by_length, **curve_arguments))
+    return Chart(data, partial(draw_curves_by_length, **curve_arguments))
 
 
 def levels_of_policies(
@@ -342,7 +342,7 @@ def _chart_over_lengths(study: Study, data: Data, styles: Styles, ticks: Sequenc
         "ticks": ticks,
         "train_length": study.trials[0].train_length,
     }
-    return Chart(data, partial(curves_by_length, **curve_arguments))
+    return Chart(data, partial(draw_curves_by_length, **curve_arguments))
 
 
 def _merge_position_scores(buckets: Sequence[PositionScore], cut: int) -> list[tuple[float, float]]:

@@ -109,13 +109,13 @@ def _sections(study: Study) -> Iterator[Section]:
         yield Section("", reuse_notes)
     if study.tasks:
         yield Section("Tasks", [matrix_of_tasks(study)])
-        yield Section("", [HOW_TO_READ_TASKS], detail=True)
+        yield Section("", [HOW_TO_READ_TASKS], is_detail=True)
     if study.summary:
         yield Section("Text", [text_table(text_study)])
-        yield Section("", [HOW_TO_READ_TEXT], detail=True)
+        yield Section("", [HOW_TO_READ_TEXT], is_detail=True)
         yield from reading_sections(text_study)
         yield Section(
-            "Curves", [*figures.curve_plots(text_study), curve_table(text_study)], detail=True
+            "Curves", [*figures.curve_plots(text_study), curve_table(text_study)], is_detail=True
         )
     if study.tasks:
         tables = []
@@ -126,7 +126,7 @@ def _sections(study: Study) -> Iterator[Section]:
         yield from tuning_sections(study)
     if study.failed:
         yield Section("Failed trials", [_failed_table(study)])
-    yield Section("Details", [*_details(study)], detail=True)
+    yield Section("Details", [*_details(study)], is_detail=True)
 
 
 def _failed_table(study: Study) -> Table:

@@ -31,10 +31,10 @@ def tuning_sections(study: Study) -> Iterator[Section]:
     """Yield the sections of a study whose learning rates, or also settings, were chosen."""
     if any(check.plain_at is not None for check in study.rates):
         yield Section("Tuning", [*_tuning_blocks(study)])
-        yield Section("", [_HOW_TUNED], detail=True)
+        yield Section("", [_HOW_TUNED], is_detail=True)
     else:
         yield Section("Learning rates", [_rate_table(study.rates)])
-        yield Section("", [_HOW_RATES_WERE_TRIED], detail=True)
+        yield Section("", [_HOW_RATES_WERE_TRIED], is_detail=True)
 
 
 def _tuning_blocks(study: Study) -> Iterator[Block]:
@@ -51,7 +51,7 @@ def _tuning_blocks(study: Study) -> Iterator[Block]:
         Heading("edges that won", "beyond which may be better"),
     ]
     rows = [_tuning_row(check) for check in study.rates]
-    yield Table(header, rows, "Each encoding is tuned by one rule.", cards=True, name="tuning")
+    yield Table(header, rows, "Each encoding is tuned by one rule.", as_cards=True, name="tuning")
     if study.rates_from:
         num_shown = sum(len(check.tried) for check in study.rates)
         # The record counts its trials of all encodings, and this study may have fewer of them.
@@ -97,7 +97,7 @@ def pairs_turned_by_tuning(
 
 def _tuning_row(check: RateCheck) -> list[Value]:
     """Return the row of an encoding in the table of the search."""
-    plain_cell = None if check.plain_bits is None else Number(check.plain_bits, form=".3f")
+    plain_cell = None if check.plain_bits is None else Number(check.plain_bits, format_spec=".3f")
     best = check.best
     if best is None or best.bits is None:
         return [
@@ -116,7 +116,7 @@ def _tuning_row(check: RateCheck) -> list[Value]:
         best.encoding or check.encoding,
         f"{best.lr:g}",
         f"{best.encoding_lr:g}",
-        Number(best.bits, form=".3f"),
+        Number(best.bits, format_spec=".3f"),
         plain_cell,
         ", ".join(check.edges) or "none",
     ]
@@ -173,7 +173,7 @@ def specs_table(study: Study) -> Table:
         "settings",
         "source",
     ]
-    return Table(header, rows, cards=True, name="settings")
+    return Table(header, rows, as_cards=True, name="settings")
 
 
 def _setting_cells(result: TrialResult) -> list[Value]:

@@ -91,7 +91,7 @@ def text_table(study: Study) -> Table:
         caption += (
             " The two judged columns are of different bytes of the text: compare rows, not columns."
         )
-    return Table(header, table_rows, caption, cards=True, name="text")
+    return Table(header, table_rows, caption, as_cards=True, name="text")
 
 
 def _rows_in_order(study: Study, places: Places, by_name: Mapping[str, Sequence[Row]]) -> list[str]:
@@ -118,7 +118,7 @@ def _near_cell(name: str, seed_rows: Sequence[Row], places: Places) -> Value:
     if len(losses) < len(seed_rows):
         reason = next(row.near.cannot for row in seed_rows if row.near.bits_per_byte is None)
         return Cell("cannot", note=f"{name}: {reason}")
-    return Number(fmean(losses), form=".3f")
+    return Number(fmean(losses), format_spec=".3f")
 
 
 def _far_cell(name: str, seed_rows: Sequence[Row], places: Places) -> Value:
@@ -127,7 +127,7 @@ def _far_cell(name: str, seed_rows: Sequence[Row], places: Places) -> Value:
     if places.far is not None and name in places.far.order:
         return _judged_cell(places.far, name)
     if name in places.unjudged_far_loss:
-        return Number(places.unjudged_far_loss[name], form=".3f")
+        return Number(places.unjudged_far_loss[name], format_spec=".3f")
     scores = _far_scores(seed_rows, max(seed_rows[0].trial.test_lengths))
     losses = [score.far for score in scores if score.far is not None]
     encoding = seed_rows[0].encoding
@@ -137,7 +137,7 @@ def _far_cell(name: str, seed_rows: Sequence[Row], places: Places) -> Value:
         return Cell(f"failed {num_failed} of {num_planned}", second_line=note_on_others)
     if len(losses) < len(seed_rows):
         return Cell("cannot")
-    return Number(fmean(losses), form=".3f")
+    return Number(fmean(losses), format_spec=".3f")
 
 
 def _judged_cell(standing: Standing, name: str) -> Cell:
@@ -146,7 +146,7 @@ def _judged_cell(standing: Standing, name: str) -> Cell:
     verdict = standing.verdict(name)
     gap_text = "" if name == standing.order[0] else str(_gap_from_first(standing, name))
     return Cell(
-        Number(standing.mean(name), form=".3f", unit=f" {verdict}" if verdict else ""),
+        Number(standing.mean(name), format_spec=".3f", unit=f" {verdict}" if verdict else ""),
         strong=verdict in ("best", "tied"),
         second_line=gap_text,
         tone={"best": 1, "tied": 2}.get(verdict, 0),
@@ -164,7 +164,7 @@ def _window_cell(name: str, length: int, seed_rows: Sequence[Row]) -> Value:
     if len(losses) < len(scores):
         reason = next(score.cannot for score in scores if score.bits_per_byte is None)
         return Cell("cannot", note=f"{name}: {reason}")
-    return Number(fmean(losses), form=".3f")
+    return Number(fmean(losses), format_spec=".3f")
 
 
 def _speed_cell(seed_rows: Sequence[Row], equal_time: EqualTime | None) -> Value:
@@ -179,11 +179,11 @@ def _speed_cell(seed_rows: Sequence[Row], equal_time: EqualTime | None) -> Value
     return _with_range(median(speeds), min(speeds), max(speeds), ",.0f")
 
 
-def _with_range(value: float, lowest: float, highest: float, form: str) -> Number:
+def _with_range(value: float, lowest: float, highest: float, format_spec: str) -> Number:
     """Return a number with its range, if that is more than one value."""
     if lowest == highest:
-        return Number(value, form=form)
-    return Number(value, lowest, highest, form)
+        return Number(value, format_spec=format_spec)
+    return Number(value, lowest, highest, format_spec)
 
 
 def describe_detectable_difference(study: Study) -> str:
@@ -209,7 +209,7 @@ def _gap_from_first(standing: Standing, name: str) -> Number:
     `+0.021 ± 0.010`."""
     gap = standing.gap(name)
     half_width_text = f" ± {gap.half_width:.3f}" if gap.half_width < math.inf else ""
-    return Number(round(gap.value, 3) + 0.0, form="+.3f", unit=half_width_text)
+    return Number(round(gap.value, 3) + 0.0, format_spec="+.3f", unit=half_width_text)
 
 
 def curve_table(study: Study) -> Table:
@@ -224,12 +224,12 @@ def curve_table(study: Study) -> Table:
     order = encodings_best_first(study)
     for summary in sorted(study.summary, key=lambda summary: order.index(summary.encoding)):
         saved_cell = (
-            Number(saved_bits[summary.encoding], form=".2f")
+            Number(saved_bits[summary.encoding], format_spec=".2f")
             if summary.encoding in saved_bits
             else None
         )
         rows.append([summary.encoding, summary.reach, saved_cell])
-    return Table(header, rows, "What the curves show, by encoding.", cards=True, name="curves")
+    return Table(header, rows, "What the curves show, by encoding.", as_cards=True, name="curves")
 
 
 def seeds_table(standing: Standing) -> Table:
@@ -243,7 +243,7 @@ def seeds_table(standing: Standing) -> Table:
         rows.append(
             [
                 name,
-                Number(standing.mean(name), form=".3f"),
+                Number(standing.mean(name), format_spec=".3f"),
                 Cell(values_text),
                 None if name == first else _gap_from_first(standing, name),
                 None if gap_over_windows is None else f"± {gap_over_windows.half_width:.3f}",
@@ -260,7 +260,7 @@ def seeds_table(standing: Standing) -> Table:
     ]
     place_slug = standing.where.replace(",", "").replace(" ", "-")
     caption = f"Bits per byte {sentences.with_preposition(standing.where)}."
-    return Table(header, rows, caption, cards=True, name=f"seeds-at-{place_slug}")
+    return Table(header, rows, caption, as_cards=True, name=f"seeds-at-{place_slug}")
 
 
 def reading_sections(study: Study) -> Iterator[Section]:
@@ -272,7 +272,7 @@ def reading_sections(study: Study) -> Iterator[Section]:
             yield Section("", ["Losses on far bytes alone were not measured in this run."])
         return
     yield Section("What far context saves, and what rows cost", [*_row_blocks(study, rows)])
-    yield Section("", [_HOW_TO_READ_ROWS], detail=True)
+    yield Section("", [_HOW_TO_READ_ROWS], is_detail=True)
 
 
 def _row_blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
@@ -304,7 +304,7 @@ def _row_blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
             f" Costs are multiples of {equal_time.cheapest}'s training time, {measured_at}; "
             "elsewhere they differ."
         )
-    yield Table(header, table_rows, caption, cards=True, name="rows")
+    yield Table(header, table_rows, caption, as_cards=True, name="rows")
     window_counts = {
         len(row.far_by_length[longest_length].windows)
         for row in rows
@@ -358,12 +358,12 @@ def _context_cells(name: str, rows: Sequence[Row], scores: Sequence[FarScore]) -
     near_context_losses = [score.far_near for score in scores if score.far_near is not None]
     if reason is not None or not far_losses or not near_context_losses:
         return [Cell("cannot", note=f"{name}: {reason or 'not measured'}"), None, None]
-    near_context_cell = Number(fmean(near_context_losses), form=".3f")
+    near_context_cell = Number(fmean(near_context_losses), format_spec=".3f")
     use = context_use(rows)
     if use is None:
         return [near_context_cell, None, None]
     half_width_text = "" if use.saved.half_width == math.inf else f" ± {use.saved.half_width:.3f}"
-    saved_cell = Number(round(use.saved.value, 3) + 0.0, form="+.3f", unit=half_width_text)
+    saved_cell = Number(round(use.saved.value, 3) + 0.0, format_spec="+.3f", unit=half_width_text)
     return [near_context_cell, saved_cell, range_of_context(use) or None]
 
 
@@ -428,7 +428,7 @@ def matrix_of_tasks(study: Study) -> Table:
         rows.append(row)
     header = ["encoding", *map(_heading_of_column, standing_of_column)]
     header.append(Heading("tasks learned", "by every seed"))
-    return Table(header, rows, "Best first.", cards=True, name="tasks")
+    return Table(header, rows, "Best first.", as_cards=True, name="tasks")
 
 
 def _heading_of_column(key: str) -> Heading:
@@ -448,7 +448,7 @@ def _mean_cell(standing: Standing, name: str, second_line: str) -> Cell:
         return Cell("–", second_line=second_line)
     is_decided = standing.pairs.least_significant_gap < math.inf
     tone = min(standing.tier(name), MAX_TONE) if is_decided else 0
-    mean = Number(standing.mean(name), form=".2f")
+    mean = Number(standing.mean(name), format_spec=".2f")
     return Cell(mean, second_line=second_line, tone=tone, strong=tone == 1)
 
 
@@ -481,13 +481,15 @@ def task_table(task: str, summaries: Sequence[TaskSummary], trial: TrialConfig) 
         score_cells = [_score_cell(summary, case) for case in summary.cases]
         rows.append([summary.encoding, _learned_text(summary), *score_cells, summary.parameters])
     for policy, levels in figures.levels_of_policies(task, summaries[0].cases, trial).items():
-        rows.append([policy, "no model", *(Number(level, form=".3f") for level in levels), None])
+        rows.append(
+            [policy, "no model", *(Number(level, format_spec=".3f") for level in levels), None]
+        )
     caption = (
         f"The task {task}: {definition.title}. {definition.metric.capitalize()} by "
         f"{definition.length_unit}, the mean over all seeds, higher is better; the longest length "
         "of training first."
     )
-    return Table(header, rows, caption, cards=True, name=f"scores-{task.replace('_', '-')}")
+    return Table(header, rows, caption, as_cards=True, name=f"scores-{task.replace('_', '-')}")
 
 
 def _case_name(case: CaseSummary) -> str:
@@ -500,4 +502,4 @@ def _score_cell(summary: TaskSummary, case: CaseSummary) -> Cell:
     if case.mean is None:
         return Cell("cannot", note=f"{summary.encoding}: {case.cannot}")
     scores_in_words = ", ".join(f"{value:.2f}" for value in case.seeds)
-    return Cell(Number(case.mean, form=".3f"), second_line=scores_in_words)
+    return Cell(Number(case.mean, format_spec=".3f"), second_line=scores_in_words)

@@ -60,7 +60,7 @@ def leaderboard_table(name: str, study: dict[str, Any]) -> Table:
         is_decided = place["least_difference"] is not None
         for entry in place["encodings"]:
             tier = f" ({entry['tier']})" if is_decided else ""
-            mean = Number(entry["mean"], form=".2f", unit=tier)
+            mean = Number(entry["mean"], format_spec=".2f", unit=tier)
             means_by_encoding.setdefault(entry["encoding"], {})[place["where"]] = mean
     place_names = [place["where"] for place in study["places"]]
     rows = [

@@ -18,7 +18,7 @@ from posenc.files.atomic import prepare_file, prepare_page_and_figures
 from posenc.files.find_texts import STUDY_FILE
 from posenc.files.folders import locked
 from posenc.files.opening import read_file_bytes, read_file_text
-from posenc.report.terminal import print_line, stderr
+from posenc.report.terminal import print_line, stderr_console
 
 
 def report_runs(
@@ -67,7 +67,7 @@ def _print_report(
 
     notes: on damaged or different results. home: folder of the report.
     """
-    console = stderr()
+    console = stderr_console()
     for note in (*notes, *write_figures(study, figures_folder)):
         print_line(console, note)
     show_study(study, home, console, as_json)

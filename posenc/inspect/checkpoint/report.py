@@ -21,7 +21,7 @@ from posenc.inspect.checkpoint.positions import (
     Rotation,
 )
 from posenc.inspect.checkpoint.swap import Swap, SwapEffect
-from posenc.inspect.encoding.report import ranges
+from posenc.inspect.encoding.report import ranges_in_words
 from posenc.report.report import Block, Code, Facts, Items, Number, Report, Section, Table
 
 _ORIGINS = {
@@ -93,7 +93,7 @@ def _sections(
     yield Section("Where its positions live", [position_facts, *position_plots])
     yield Section("How far attention looks", [attention_table(judgement), *distance_plots])
     if attention_plots:
-        yield Section("Attention", attention_plots, detail=True)
+        yield Section("Attention", attention_plots, is_detail=True)
     origin_note = _ORIGINS[sheet.text_origin]
     labels = sheet.sentence.labels
     text_facts = Facts(
@@ -101,7 +101,7 @@ def _sections(
     )
     yield Section("What it read", [*([origin_note] if origin_note else []), text_facts])
     yield Section("How it is built", [Facts(structure_in_words(sheet))])
-    yield Section("How to repeat it", [Code(command)], detail=True)
+    yield Section("How to repeat it", [Code(command)], is_detail=True)
 
 
 def _exchange_blocks(swap: Swap, findings: SwapFindings) -> Iterator[Block]:
@@ -116,7 +116,7 @@ def _exchange_blocks(swap: Swap, findings: SwapFindings) -> Iterator[Block]:
     effects = {name: effect for name, effect in all_effects.items() if effect is not None}
 
     def row(label: str, number: Callable[[SwapEffect], float]) -> list[str | Number]:
-        return [label, *(Number(number(effect), form=".2g") for effect in effects.values())]
+        return [label, *(Number(number(effect), format_spec=".2g") for effect in effects.values())]
 
     rows = [
         row("last token, layer 1", lambda c: c.last_by_layer[1]),
@@ -199,7 +199,7 @@ def attention_table(judgement: Judgement) -> Table:
         nearest_in_words, farthest_in_words = (
             f"{distances[head]:.1f} (head {head})" for head in (nearest_head, farthest_head)
         )
-        mean_of_heads = Number(fmean(distances), form=".1f")
+        mean_of_heads = Number(fmean(distances), format_spec=".1f")
         name = f"{layer_attention.stack} {layer_attention.layer}".strip()
         head_counts = [
             layer_attention.num_heads_at_first,
@@ -290,8 +290,8 @@ def _rotation_lines(source: Rotation) -> dict[str, str]:
     name = f"rotation, {source.layers}"
     theta_in_words = "none" if source.rope_theta is None else f"{source.rope_theta:,g}"
     head_dim_clause = "" if source.rotary_dim == source.head_dim else f" of {source.head_dim}"
-    unfinished_in_words = f": {ranges(source.unfinished)}" if source.unfinished else ""
-    new_in_words = f": {ranges(source.new_angles)}" if source.new_angles else ""
+    unfinished_in_words = f": {ranges_in_words(source.unfinished)}" if source.unfinished else ""
+    new_in_words = f": {ranges_in_words(source.new_angles)}" if source.new_angles else ""
     return {
         name: f"{source.rotary_dim}{head_dim_clause} channels in {num_pairs} pairs, theta "
         f"{theta_in_words}, scaling {source.scaling}, trained on {source.trained:,} tokens, "

@@ -89,7 +89,7 @@ def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: b
     spans = [sentence.tokens_of(word) for word in words]
     order = exchanged_order(len(sentence), *spans)
     ids = [sentence.ids[i] for i in order]
-    last_stop = max(b for _, b in spans)
+    last_span_stop = max(b for _, b in spans)
 
     def measure_exchange() -> tuple[SwapEffect, Reading]:
         """Return what the exchange changes in the present model, and the reading before it."""
@@ -101,7 +101,13 @@ def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: b
     with without_positions(model) as removed:
         without = measure_exchange()[0] if removed else None
     return Swap(
-        words, order, before.causal, last_stop < len(sentence), removed, with_positions, without
+        words,
+        order,
+        before.causal,
+        last_span_stop < len(sentence),
+        removed,
+        with_positions,
+        without,
     )
 
 
@@ -126,14 +132,14 @@ def _compare_readings(
     else:
         new_logits = new_logits[-1:]
         old_logits = old_logits[-1:]
-    p = old_logits.log_softmax(-1)
-    q = new_logits.log_softmax(-1)
+    old_log_probs = old_logits.log_softmax(-1)
+    new_log_probs = new_logits.log_softmax(-1)
     return SwapEffect(
         by_group=[last_layer_gaps[a:b].max().item() for a, b in sentence.groups],
         last_by_layer=gaps[:, -1].tolist(),
         all_by_layer=gaps.amax(-1).tolist(),
         logits=(new_logits - old_logits).abs().max().item(),
-        divergence=(p.exp() * (p - q)).sum(-1).max().item(),
+        divergence=(old_log_probs.exp() * (old_log_probs - new_log_probs)).sum(-1).max().item(),
     )
 
 
@@ -146,26 +152,26 @@ def without_positions(model: nn.Module) -> Iterator[list[str]]:
 
     Yields: descriptions of the removed parts.
     """
-    removed: list[str] = []
-    with ExitStack() as undo:
+    removed_descriptions: list[str] = []
+    with ExitStack() as undo_stack:
         for path, module in model.named_modules():
-            if removed_part := _silence_positions(path, module, undo):
-                removed.append(removed_part)
-        yield removed
+            if removed_description := _silence_positions(path, module, undo_stack):
+                removed_descriptions.append(removed_description)
+        yield removed_descriptions
 
 
-def _silence_positions(path: str, module: nn.Module, undo: ExitStack) -> str | None:
-    """Take the positions out of one module until `undo` runs; return a description of what was
-    taken out, or None if the module has no positions."""
+def _silence_positions(path: str, module: nn.Module, undo_stack: ExitStack) -> str | None:
+    """Take the positions out of one module until `undo_stack` runs; return a description of what
+    was taken out, or None if the module has no positions."""
     name = path.rpartition(".")[2]
     if "RotaryEmbedding" in type(module).__name__:
         hook = module.register_forward_hook(IdentityRotation())
-        undo.callback(hook.remove)
+        undo_stack.callback(hook.remove)
         return f"the rotation {path}"
     if isinstance(module, nn.Embedding) and name in (*TABLE_NAMES, "relative_attention_bias"):
         weights_before = module.weight.detach().clone()
         _overwrite_weight(module.weight, torch.zeros_like(weights_before))
-        undo.callback(_overwrite_weight, module.weight, weights_before)
+        undo_stack.callback(_overwrite_weight, module.weight, weights_before)
         return f"the table {path}"
     sinusoids = getattr(module, "embed_positions", None)
     if isinstance(sinusoids, Tensor):  # GPT-J and CodeGen: sines, then cosines
@@ -173,28 +179,26 @@ def _silence_positions(path: str, module: nn.Module, undo: ExitStack) -> str | N
         module.embed_positions = (
             torch.tensor([0.0, 1.0]).repeat_interleave(half).expand_as(sinusoids)
         )
-        undo.callback(setattr, module, "embed_positions", sinusoids)
+        undo_stack.callback(setattr, module, "embed_positions", sinusoids)
         return f"the rotation of {path}"
     if argument := ALIBI_ARGUMENTS.get(type(module).__name__):
         hook = module.register_forward_pre_hook(
             partial(_zero_bias_argument, argument), with_kwargs=True
         )
-        undo.callback(hook.remove)
+        undo_stack.callback(hook.remove)
         return f"the bias of {path}"
     # An attribute hides the class's method; without it, the method is found again.
     for method in DISENTANGLED_METHODS:
         if hasattr(module, method):
             setattr(module, method, _zeros_like_results_of(getattr(module, method)))
-            undo.callback(delattr, module, method)
+            undo_stack.callback(delattr, module, method)
             return f"the bias of {path}"
     return None
 
 
-def _zero_bias_argument(
-    argument: str, module: nn.Module, inputs: Any, named: dict[str, Any]
-) -> Any:
+def _zero_bias_argument(argument: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     """Forward pre-hook: hand the module zeros in place of the keyword argument `argument`."""
-    return inputs, {**named, argument: torch.zeros_like(named[argument])}
+    return args, {**kwargs, argument: torch.zeros_like(kwargs[argument])}
 
 
 def _zeros_like_results_of(method: Any) -> Any:

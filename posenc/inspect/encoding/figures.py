@@ -33,8 +33,8 @@ def curve_plots(sheets: Sequence[SpecSheet], name_prefix: str) -> Iterator[Plot]
     name_prefix: what the figures' names begin with; "" for nothing.
     """
     prefix = f"{name_prefix}-" * bool(name_prefix)
-    scores_of_equals = {sheet.name: (sheet.decay.distances, sheet.decay.same) for sheet in sheets}
-    scores_of_strangers = {
+    curves_of_equals = {sheet.name: (sheet.decay.distances, sheet.decay.same) for sheet in sheets}
+    curves_of_unrelated = {
         sheet.name: (
             sheet.decay.distances,
             sheet.decay.mean,
@@ -44,26 +44,29 @@ def curve_plots(sheets: Sequence[SpecSheet], name_prefix: str) -> Iterator[Plot]
         for sheet in sheets
     }
     yield Plot(
-        charts.score_chart(scores_of_equals),
+        charts.score_chart(curves_of_equals),
         "Score in logits that a query gives a key equal to it, by distance, before any training; "
         "one more logit is 2.7 times the weight. Mean over random vectors and heads.",
         name=f"{prefix}score-of-equals",
     )
     yield Plot(
-        charts.score_chart(scores_of_strangers),
+        charts.score_chart(curves_of_unrelated),
         "Score of a key unrelated to the query: the line is the mean, the band has nine of ten.",
         name=f"{prefix}score-of-strangers",
     )
-    wavelengths = {sheet.name: sheet.wavelengths for sheet in sheets if sheet.wavelengths}
-    if wavelengths:
-        if "rope" not in wavelengths and any(2 in sheet.places for sheet in sheets):
-            wavelengths = {"rope, unscaled": [*plain_wavelengths(sheets[0].shape)], **wavelengths}
+    wavelengths_by_name = {sheet.name: sheet.wavelengths for sheet in sheets if sheet.wavelengths}
+    if wavelengths_by_name:
+        if "rope" not in wavelengths_by_name and any(2 in sheet.places for sheet in sheets):
+            wavelengths_by_name = {
+                "rope, unscaled": [*plain_wavelengths(sheets[0].shape)],
+                **wavelengths_by_name,
+            }
         # One line for all: they differ where some are measured on a grid.
-        train_length = max(sheet.axis_length for sheet in sheets if sheet.wavelengths)
+        longest_axis = max(sheet.axis_length for sheet in sheets if sheet.wavelengths)
         yield Plot(
-            charts.wavelength_chart(wavelengths, train_length),
+            charts.wavelength_chart(wavelengths_by_name, longest_axis),
             "Tokens per turn of each pair of channels. One above the dotted line turns less than "
-            f"once in {train_length:,} positions; unless stretched, it meets new angles beyond "
+            f"once in {longest_axis:,} positions; unless stretched, it meets new angles beyond "
             "them.",
             name=f"{prefix}wavelengths",
         )
@@ -75,10 +78,14 @@ def plots_of_encoding(sheet: SpecSheet) -> Iterator[Plot]:
     torch.manual_seed(0)  # the random start of parameters that was measured
     encoding = encoding_of_first_layer(create(sheet.name, sheet.shape))
     if sheet.precision is not None:
-        measured = sheet.precision
-        reach = {"as used": measured.as_used} | {f"plain {n}": p for n, p in measured.plain.items()}
+        measured_precision = sheet.precision
+        last_exact_positions = {"as used": measured_precision.as_used} | {
+            f"plain {n}": p for n, p in measured_precision.plain.items()
+        }
         yield Plot(
-            charts.precision_chart(measured.apart, measured.starts, reach),
+            charts.precision_chart(
+                measured_precision.apart, measured_precision.starts, last_exact_positions
+            ),
             "Where adjacent positions collide: the fraction of neighbours with different angles, "
             "as this encoding computes them and as position times frequency in a dtype. The mark "
             "in each row is the last position with every angle within "
@@ -136,8 +143,12 @@ def _rotation_plots(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Pl
     """
     frequencies = precision.exact_frequencies_of(encoding)
     assert frequencies is not None  # as the encoding has wavelengths
-    steps = torch.arange(NUM_SHOWN_POSITIONS)
-    positions = steps[:, None].expand(-1, 1 + max(frequencies.axes)) if frequencies.axes else steps
+    position_numbers = torch.arange(NUM_SHOWN_POSITIONS)
+    positions = (
+        position_numbers[:, None].expand(-1, 1 + max(frequencies.axes))
+        if frequencies.axes
+        else position_numbers
+    )
     cos, _ = frequencies.cos_sin(positions)
     yield Plot(
         charts.heat_map_chart(
@@ -159,17 +170,17 @@ def _bias_plots(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
     """Yield figures of the bias by distance and by query and key, and of ALiBi's slopes or T5's
     buckets."""
     distances = sheet.decay.distances
-    values = encoding.bias(torch.tensor(distances)).numpy()
+    biases = encoding.bias(torch.tensor(distances)).numpy()
     untrained_note = " Drawn as it starts, before any training." if sheet.parameters else ""
     yield Plot(
-        charts.bias_chart(values, distances),
+        charts.bias_chart(biases, distances),
         f"The bias of each head by distance: what is added to the score.{untrained_note}",
         name=f"{sheet.name}-bias",
     )
     positions = torch.arange(_MATRIX_SIZE)
-    matrix = encoding(positions, positions)[0].numpy()
+    bias_matrix = encoding(positions, positions)[0].numpy()
     yield Plot(
-        charts.heat_map_chart(matrix, "key position", "query position", "bias, logits"),
+        charts.heat_map_chart(bias_matrix, "key position", "query position", "bias, logits"),
         f"The bias matrix of head 0, before the mask.{untrained_note}",
         name=f"{sheet.name}-matrix",
     )

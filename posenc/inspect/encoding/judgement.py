@@ -37,8 +37,8 @@ class Point(NamedTuple):
     equal to it and to an unrelated key."""
 
     distance: int
-    equal: float
-    other: float
+    score_of_equal: float
+    score_of_unrelated: float
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class NearAndFar:
     near, far: the scores at the nearest and at the farthest distance at which a key is seen.
     logit_span: logits between the largest and the smallest score of an equal key.
     last_visible_distance: the last distance that is seen, if farther ones are hidden; else None.
-    of_others: how the score of an unrelated key changes from near to far: "alike" if it changes in
-        the direction of an equal key's, at least half as much; "level" if it does not change; else
-        "less".
+    change_of_unrelated: how the score of an unrelated key changes from near to far: "alike" if it
+        changes in the direction of an equal key's, at least half as much; "level" if it does not
+        change; else "less".
     """
 
     favours: Literal["near", "far", "neither", "nothing"]
@@ -63,7 +63,7 @@ class NearAndFar:
     far: Point
     logit_span: float
     last_visible_distance: int | None
-    of_others: Literal["alike", "level", "less"]
+    change_of_unrelated: Literal["alike", "level", "less"]
 
 
 class NewAngles(NamedTuple):
@@ -74,19 +74,19 @@ class NewAngles(NamedTuple):
     """
 
     position: int
-    pairs: int
+    num_pairs: int
 
 
 @dataclass(frozen=True)
-class Limits:
+class EncodingLimits:
     """Where an encoding stops working; None, empty or False where it does not.
 
     failed_checks: names of checks of the contract.
     last_position: the last one that it accepts, on each of num_axes axes.
     changed_by: what changes results and must not, by the names of SpecSheet.differences.
     new_angles: where rotary pairs reach angles that training never showed.
-    pairs_new_on_grids: number of rotary pairs that reach such angles on grids with a longer side
-        than in training.
+    num_pairs_new_on_grids: number of rotary pairs that reach such angles on grids with a longer
+        side than in training.
     has_new_positions: True if what it adds beyond the training length was never seen in training.
     is_blind: True if it does not encode order.
     is_symmetric: True if it cannot distinguish before from after.
@@ -99,7 +99,7 @@ class Limits:
     num_axes: int
     changed_by: list[str]
     new_angles: NewAngles | None
-    pairs_new_on_grids: int
+    num_pairs_new_on_grids: int
     has_new_positions: bool
     is_blind: bool
     is_symmetric: bool
@@ -118,7 +118,7 @@ class Judgement:
     sheet: SpecSheet
     near_and_far: NearAndFar | None
     takes_time: bool
-    limits: Limits
+    limits: EncodingLimits
     layers_per_pattern: int
 
     @property
@@ -151,22 +151,24 @@ def judge_distances(decay: Decay, *, by_content: bool) -> NearAndFar | None:
         return None
     near = points[0]
     far = points[-1]
-    scores = [point.equal for point in points]
+    scores = [point.score_of_equal for point in points]
     logit_span = max(scores) - min(scores)
-    fall = near.equal - far.equal
+    fall = near.score_of_equal - far.score_of_equal
     if logit_span <= NEGLIGIBLE_LOGITS:  # no distance differs from another
         favours = "nothing"
     elif abs(fall) <= NEGLIGIBLE_LOGITS:
         favours = "neither"
     else:
         favours = "near" if fall > 0 else "far"
-    other_fall = near.other - far.other
+    other_fall = near.score_of_unrelated - far.score_of_unrelated
     if fall * other_fall > 0 and abs(other_fall) >= abs(fall) / 2:
-        of_others = "alike"
+        change_of_unrelated = "alike"
     else:
-        of_others = "level" if abs(other_fall) <= NEGLIGIBLE_LOGITS else "less"
+        change_of_unrelated = "level" if abs(other_fall) <= NEGLIGIBLE_LOGITS else "less"
     last_visible_distance = far.distance if far.distance != decay.distances[-1] else None
-    return NearAndFar(favours, by_content, near, far, logit_span, last_visible_distance, of_others)
+    return NearAndFar(
+        favours, by_content, near, far, logit_span, last_visible_distance, change_of_unrelated
+    )
 
 
 def _visible_points(decay: Decay) -> list[Point]:
@@ -174,24 +176,26 @@ def _visible_points(decay: Decay) -> list[Point]:
     only if there is no other."""
     nearest = min(1, decay.distances[-1])
     points = []
-    for distance, equal, other in zip(decay.distances, decay.same, decay.mean, strict=True):
-        if equal is not None and other is not None and distance >= nearest:
-            points.append(Point(distance, equal, other))
+    for distance, score_of_equal, score_of_unrelated in zip(
+        decay.distances, decay.same, decay.mean, strict=True
+    ):
+        if score_of_equal is not None and score_of_unrelated is not None and distance >= nearest:
+            points.append(Point(distance, score_of_equal, score_of_unrelated))
     return points
 
 
-def judge_limits(sheet: SpecSheet, encoding: PositionEncoding) -> Limits:
+def judge_limits(sheet: SpecSheet, encoding: PositionEncoding) -> EncodingLimits:
     """Return where the encoding stops working."""
     num_axes = encoding.claims.num_axes
     is_on_grid = num_axes == 2 and 2 in sheet.places
     limit = sheet.max_positions
-    return Limits(
+    return EncodingLimits(
         failed_checks=[*(sheet.contract or {})],
         last_position=None if limit is None else limit - 1,
         num_axes=num_axes,
         changed_by=[name for name in _UNWANTED_CAUSES if not sheet.holds[name]],
         new_angles=new_angles(sheet, encoding),
-        pairs_new_on_grids=len(sheet.unfinished_pairs) if is_on_grid else 0,
+        num_pairs_new_on_grids=len(sheet.unfinished_pairs) if is_on_grid else 0,
         has_new_positions=1 in sheet.places and limit is None,
         is_blind=sheet.direction == "blind",
         is_symmetric=sheet.direction == "symmetric",
@@ -223,8 +227,9 @@ def _rotates_along_one_axis(sheet: SpecSheet, encoding: PositionEncoding) -> boo
     others."""
     if encoding.claims.num_axes != 1 or exact_frequencies_of(encoding) is None:
         return False
-    steps = torch.arange(2)
-    is_mapped = len(encoding.passes(steps, steps)) > 1  # one pass by each map of positions
+    first_positions = torch.arange(2)
+    # There is one pass by each map of positions.
+    is_mapped = len(encoding.passes(first_positions, first_positions)) > 1
     # Frequencies that depend on the length make a cached pass differ from a whole one.
     return not is_mapped and sheet.holds["cache"] and 2 in sheet.places
 
@@ -238,12 +243,20 @@ def new_angles(sheet: SpecSheet, encoding: PositionEncoding) -> NewAngles | None
     if not _rotates_along_one_axis(sheet, encoding):
         return None
     train_length = sheet.shape.train_length
-    waves = [math.inf if wave is None else wave for wave in sheet.wavelengths]  # None: no rotation
+    # None: no rotation.
+    wavelengths = [
+        math.inf if wavelength is None else wavelength for wavelength in sheet.wavelengths
+    ]
     first_positions = []
-    for wave, unscaled in zip(waves, _unscaled_wavelengths(waves, sheet.shape), strict=True):
-        # Training showed `train_length` / `unscaled` turns; scaled, they take this many tokens.
-        if unscaled > train_length and wave < math.inf:
-            first_positions.append(max(train_length, round(train_length * wave / unscaled)))
+    for wavelength, unscaled_wavelength in zip(
+        wavelengths, _unscaled_wavelengths(wavelengths, sheet.shape), strict=True
+    ):
+        # Training showed `train_length` / `unscaled_wavelength` turns; scaled, they take this many
+        # tokens.
+        if unscaled_wavelength > train_length and wavelength < math.inf:
+            first_positions.append(
+                max(train_length, round(train_length * wavelength / unscaled_wavelength))
+            )
     if not first_positions:
         return None
     first_position = min(first_positions)
@@ -252,16 +265,19 @@ def new_angles(sheet: SpecSheet, encoding: PositionEncoding) -> NewAngles | None
     )
 
 
-def _unscaled_wavelengths(waves: list[float], shape: ModelShape) -> list[float]:
+def _unscaled_wavelengths(wavelengths: list[float], shape: ModelShape) -> list[float]:
     """Return the wavelengths before their scaling: those of plain RoPE if there are as many and
-    none of `waves` is shorter than RoPE's; else `waves`."""
+    none of `wavelengths` is shorter than RoPE's; else `wavelengths`."""
     rope_wavelengths = plain_wavelengths(shape)
     # Of some of the channels, or of another base, nothing is known to be stretched.
-    if len(rope_wavelengths) != len(waves):
-        return waves
+    if len(rope_wavelengths) != len(wavelengths):
+        return wavelengths
     # Shorter by less than a thousandth counts as equal: chosen, not derived.
-    if any(wave < 0.999 * unscaled for wave, unscaled in zip(waves, rope_wavelengths, strict=True)):
-        return waves
+    if any(
+        wavelength < 0.999 * rope_wavelength
+        for wavelength, rope_wavelength in zip(wavelengths, rope_wavelengths, strict=True)
+    ):
+        return wavelengths
     return rope_wavelengths
 
 
@@ -282,7 +298,7 @@ def answer_in_words(judgement: Judgement) -> str:
     )
     distance_sentence = near_and_far_in_words(judgement.near_and_far)
     limits_clause = limits_in_words(judgement.limits, sheet)
-    ends = (
+    limits_sentence = (
         limits_clause.capitalize()
         if limits_clause.startswith("nothing")
         else f"Where it ends: {limits_clause}"
@@ -292,7 +308,7 @@ def answer_in_words(judgement: Judgement) -> str:
     cost_clause = cost_in_words(judgement)
     return (
         f"{untrained_clause}{sheet.name} {distance_sentence}. It costs {cost_clause}. "
-        f"{ends}.{layer_sentence}"
+        f"{limits_sentence}.{layer_sentence}"
     )
 
 
@@ -313,7 +329,7 @@ def near_and_far_in_words(near_and_far: NearAndFar | None) -> str:
     if near_and_far.last_visible_distance is not None:
         end_clause = f", and sees nothing beyond {near_and_far.last_visible_distance:,} tokens"
     near, far = near_and_far.near, near_and_far.far
-    fall = near.equal - far.equal
+    fall = near.score_of_equal - far.score_of_equal
     heavier, lighter = (near, far) if fall > 0 else (far, near)
     ratio_words = _weight_ratio_in_words(abs(fall))
     weight_clause = (
@@ -332,12 +348,14 @@ def near_and_far_in_words(near_and_far: NearAndFar | None) -> str:
             )
     if near_and_far.by_content:
         return f"{_BY_CONTENT_CLAUSE} it favours {favoured_tokens}: {weight_clause}{end_clause}"
-    if near_and_far.of_others == "alike":
+    if near_and_far.change_of_unrelated == "alike":
         return (
             f"favours {favoured_tokens}, whatever their content: one equal to the query gets "
             f"{weight_clause}{end_clause}"
         )
-    unrelated_words = "much the same" if near_and_far.of_others == "level" else "less differently"
+    unrelated_words = (
+        "much the same" if near_and_far.change_of_unrelated == "level" else "less differently"
+    )
     return (
         f"favours {favoured_tokens} that match the query: they get {weight_clause}, while "
         f"unrelated ones weigh {unrelated_words} near and far{end_clause}"
@@ -368,7 +386,7 @@ def cost_in_words(judgement: Judgement) -> str:
     return f"{parameters_clause}, and a layer takes {time_clause}"
 
 
-def limits_in_words(limits: Limits, sheet: SpecSheet) -> str:
+def limits_in_words(limits: EncodingLimits, sheet: SpecSheet) -> str:
     """Return where the encoding stops working, the hardest limit first, two at most."""
     clauses = [*_limit_clauses(limits, sheet)]
     if not clauses:
@@ -379,7 +397,7 @@ def limits_in_words(limits: Limits, sheet: SpecSheet) -> str:
     return "; ".join(clauses[:2])
 
 
-def _limit_clauses(limits: Limits, sheet: SpecSheet) -> Iterator[str]:
+def _limit_clauses(limits: EncodingLimits, sheet: SpecSheet) -> Iterator[str]:
     """Yield a clause for each limit, the hardest first."""
     train_length = sheet.shape.train_length
     if limits.failed_checks:
@@ -394,15 +412,15 @@ def _limit_clauses(limits: Limits, sheet: SpecSheet) -> Iterator[str]:
         yield f"its results change {' and '.join(_CAUSES[name] for name in limits.changed_by)}"
     if limits.new_angles is not None:
         yield (
-            f"from position {limits.new_angles.position:,} on, {limits.new_angles.pairs} of its "
-            f"{sheet.num_pairs} rotary pairs reach angles that training on {train_length:,} tokens "
-            "never showed"
+            f"from position {limits.new_angles.position:,} on, {limits.new_angles.num_pairs} of "
+            f"its {sheet.num_pairs} rotary pairs reach angles that training on {train_length:,} "
+            "tokens never showed"
         )
-    elif limits.pairs_new_on_grids:
+    elif limits.num_pairs_new_on_grids:
         yield (
             f"on grids of more than {sheet.axis_length:,} cells to a side, "
-            f"{limits.pairs_new_on_grids} of its {sheet.num_pairs} rotary pairs reach angles that "
-            "training never showed"
+            f"{limits.num_pairs_new_on_grids} of its {sheet.num_pairs} rotary pairs reach angles "
+            "that training never showed"
         )
     elif limits.has_new_positions:
         yield f"positions from {train_length:,} on are new to a model trained on {train_length:,}"

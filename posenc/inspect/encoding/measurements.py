@@ -50,7 +50,7 @@ CHANGES = {
 }
 """For each change that should not matter, the function that yields pairs of results: with the
 change and without."""
-EMBEDDINGS, QUERIES_KEYS, SCORES, VALUES = 1, 2, 3, 4
+EMBEDDINGS_PLACE, QUERIES_KEYS_PLACE, SCORES_PLACE, VALUES_PLACE = 1, 2, 3, 4
 """The places where an encoding may act, as numbered in its claims; values include the output."""
 _FAR_OFFSET_IN_LENGTHS = 4
 """Training lengths after which large positions begin, at which an encoding is tried, too."""
@@ -62,9 +62,9 @@ COST_LENGTH = 512
 """Tokens of the timed layer; this number and those below are chosen, not derived."""
 _LONGEST_EXPORT = 4096
 """Tokens up to which an exported program must serve."""
-_TRACED_TOKENS, _CHECKED_TOKENS = 12, 31
+_NUM_TRACED_TOKENS, _NUM_CHECKED_TOKENS = 12, 31
 """Tokens of the call that is traced, and of a longer one by which its program is checked."""
-TIMED_PAIRS = 21
+NUM_TIMED_PAIRS = 21
 """Interleaved runs. The 6th to the 16th of their sorted ratios contain the median in 97 of 100
 measurements."""
 
@@ -166,7 +166,7 @@ def measure_encoding(
     tell("places and norms")
     noisy_layer = add_parameter_noise(copy.deepcopy(layer))  # initial zeros hide effects
     frequencies = precision.exact_frequencies_of(layer)
-    waves = [] if frequencies is None else _wavelengths(frequencies.inv_freq)
+    wavelengths = [] if frequencies is None else _wavelengths(frequencies.inv_freq)
     measured: dict[str, Any] = {
         "decay": decay,
         "places": measure_places(noisy_layer, shape),
@@ -193,11 +193,13 @@ def measure_encoding(
         parameters=sum(p.numel() for p in layer.parameters()),
         per_layer=encoding.claims.scope == "layer",
         max_positions=encoding.claims.max_positions,
-        num_pairs=len(waves),
+        num_pairs=len(wavelengths),
         axis_length=axis_length,
         scaling=None if scaling is None else str(scaling),
-        unfinished_pairs=[t for t, wave in enumerate(waves) if wave > axis_length],
-        wavelengths=[wave if wave < math.inf else None for wave in waves],
+        unfinished_pairs=[
+            pair for pair, wavelength in enumerate(wavelengths) if wavelength > axis_length
+        ],
+        wavelengths=[wavelength if wavelength < math.inf else None for wavelength in wavelengths],
         **measured,
     )
 
@@ -205,10 +207,10 @@ def measure_encoding(
 def _wavelengths(inv_freq: Iterable[Any]) -> list[float]:
     """Return the tokens of one turn for each frequency in radians per token, infinite for one of
     0."""
-    waves = []
+    wavelengths = []
     for frequency in map(float, inv_freq):
-        waves.append(2 * math.pi / abs(frequency) if frequency else math.inf)
-    return waves
+        wavelengths.append(2 * math.pi / abs(frequency) if frequency else math.inf)
+    return wavelengths
 
 
 @torch.no_grad()
@@ -218,8 +220,10 @@ def measure_differences(encoding: PositionEncoding, shape: ModelShape) -> dict[s
     encoding = add_parameter_noise(copy.deepcopy(encoding)).double()
     layer = OneLayerModel(encoding, shape).double().eval()
     largest_gaps = {}
-    for name, pairs in CHANGES.items():
-        gaps = [_relative_gap(changed, plain) for changed, plain, _ in pairs(layer, shape)]
+    for name, results_of_change in CHANGES.items():
+        gaps = [
+            _relative_gap(changed, plain) for changed, plain, _ in results_of_change(layer, shape)
+        ]
         largest_gaps[name] = torch.stack(gaps).max().item()  # max() of Python could lose a NaN
     return largest_gaps
 
@@ -259,8 +263,8 @@ def _places_acting_from(encoding: PositionEncoding, shape: ModelShape, offset: i
     )  # keys unlike the queries
     acting_places = set()
     embedded = encoding.embed(x, positions)
-    if not _equal_to_rounding(embedded, x):
-        acting_places.add(EMBEDDINGS)
+    if not _are_equal_to_rounding(embedded, x):
+        acting_places.add(EMBEDDINGS_PLACE)
     encoding = encoding.for_layer(0)
     num_axes = encoding.claims.num_axes
     state = encoding.state(x, positions)
@@ -268,16 +272,16 @@ def _places_acting_from(encoding: PositionEncoding, shape: ModelShape, offset: i
     k_side = Tokens(k, positions, state, num_axes)
     new_q, new_k = encoding.transform(q_side, k_side)
     if (
-        not (_equal_to_rounding(new_q, q) and _equal_to_rounding(new_k, k))
+        not (_are_equal_to_rounding(new_q, q) and _are_equal_to_rounding(new_k, k))
         or len(encoding.passes(positions, positions)) > 1
     ):
-        acting_places.add(QUERIES_KEYS)
+        acting_places.add(QUERIES_KEYS_PLACE)
     new_values = encoding.transform_values(k_side)
     if not (
-        _equal_to_rounding(new_values, k)
-        and _equal_to_rounding(encoding.transform_output(q_side), q)
+        _are_equal_to_rounding(new_values, k)
+        and _are_equal_to_rounding(encoding.transform_output(q_side), q)
     ):
-        acting_places.add(VALUES)
+        acting_places.add(VALUES_PLACE)
     term = encoding.term(q_side, k_side)
     if term is not None:
         acting_places |= _places_of_term(term.prepare_blocks(length, False), q, k)
@@ -285,20 +289,22 @@ def _places_acting_from(encoding: PositionEncoding, shape: ModelShape, offset: i
 
 
 def _places_of_term(term: Term, q: Tensor, k: Tensor) -> set[int]:
-    """Return the places where a term of the scores acts: SCORES if it changes the scores of q and
-    k, VALUES if it does anything but multiply the weights with the values.
+    """Return the places where a term of the scores acts: SCORES_PLACE if it changes the scores of q
+    and k, VALUES_PLACE if it does anything but multiply the weights with the values.
 
     q, k: (batch, heads, len, head_dim); k also serves as values.
     """
     acting_places = set()
     all_tokens = slice(0, q.shape[-2])
     scores = q @ k.mT
-    if not _equal_to_rounding(term.add(scores.clone(), all_tokens, all_tokens, None), scores):
-        acting_places.add(SCORES)
+    if not _are_equal_to_rounding(term.add(scores.clone(), all_tokens, all_tokens, None), scores):
+        acting_places.add(SCORES_PLACE)
     if term.sum_values is not None:
         weights = scores.softmax(-1)
-        if not _equal_to_rounding(term.sum_values(weights, k, all_tokens, all_tokens), weights @ k):
-            acting_places.add(VALUES)
+        if not _are_equal_to_rounding(
+            term.sum_values(weights, k, all_tokens, all_tokens), weights @ k
+        ):
+            acting_places.add(VALUES_PLACE)
     return acting_places
 
 
@@ -315,7 +321,7 @@ def norm_ratio_range(encoding: PositionEncoding, shape: ModelShape) -> tuple[flo
         positions = successive_positions(encoding, length, offset)
         side = Tokens(q, positions, num_axes=encoding.claims.num_axes)
         transformed = encoding.transform(side, side)
-        if all(_equal_to_rounding(t, q) for t in transformed):
+        if all(_are_equal_to_rounding(t, q) for t in transformed):
             continue  # it changes nothing at these positions, so there is no ratio to report
         ratios += [t.norm(dim=-1) / q.norm(dim=-1) for t in transformed]
     if not ratios:
@@ -324,7 +330,7 @@ def norm_ratio_range(encoding: PositionEncoding, shape: ModelShape) -> tuple[flo
     return all_ratios.min().item(), all_ratios.max().item()
 
 
-def _equal_to_rounding(a: Tensor, b: Tensor) -> bool:
+def _are_equal_to_rounding(a: Tensor, b: Tensor) -> bool:
     """Return True if float64 tensors differ by rounding at most, 1e-12 in each element."""
     return a.shape == b.shape and bool(((a - b).abs() <= 1e-12).all())
 
@@ -342,12 +348,16 @@ def export_outcome(encoding: PositionEncoding, shape: ModelShape) -> str:
     running it on fake tensors; else why compiling it fails."""
     max_length = possible_length(encoding, _LONGEST_EXPORT)
     compiling_outcome = _try_tracing(
-        encoding, shape, lambda layer, x, at: export_layer(layer, x, at, max_length, True)
+        encoding,
+        shape,
+        lambda layer, x, positions: export_layer(layer, x, positions, max_length, True),
     )
     if compiling_outcome == "yes":
         return "yes"
     running_outcome = _try_tracing(
-        encoding, shape, lambda layer, x, at: export_layer(layer, x, at, max_length, False)
+        encoding,
+        shape,
+        lambda layer, x, positions: export_layer(layer, x, positions, max_length, False),
     )
     return running_outcome if running_outcome == "yes" else compiling_outcome
 
@@ -358,8 +368,8 @@ def _try_tracing(encoding: PositionEncoding, shape: ModelShape, trace: Callable[
     positions, and returns a function of the last two."""
     layer = OneLayerModel(copy.deepcopy(encoding), shape, impl="reference").eval()
     lengths = (
-        possible_length(encoding, _TRACED_TOKENS),
-        possible_length(encoding, _CHECKED_TOKENS),
+        possible_length(encoding, _NUM_TRACED_TOKENS),
+        possible_length(encoding, _NUM_CHECKED_TOKENS),
     )
     short_inputs, long_inputs = (
         (random_embeddings(n, shape=shape).float(), successive_positions(encoding, n))
@@ -384,24 +394,25 @@ def relative_forward_time(
     the confidence interval, median of interleaved runs, and high end."""
     length = possible_length(encoding, COST_LENGTH)
     x = random_embeddings(length, shape=shape).float()
-    layers = [
+    layers_and_positions = [
         (OneLayerModel(e, shape).float().eval(), successive_positions(e, length))
         for e in (PositionEncoding(), copy.deepcopy(encoding))
     ]
 
-    def seconds(layer_index: int) -> float:
+    def measure_seconds(layer_index: int) -> float:
         """Return the seconds of one call: 0 without an encoding, 1 with it."""
-        layer, positions = layers[layer_index]
+        layer, positions = layers_and_positions[layer_index]
         start = time.perf_counter()
         layer(x, positions, masks.causal.bind(range(length), range(length)))
         return time.perf_counter() - start
 
     ratios = []
     with torch.no_grad():
-        for turn in range(TIMED_PAIRS + 1):  # the first warms up
-            order = (0, 1) if turn % 2 else (1, 0)  # neither is always the first
-            times = {which: seconds(which) for which in order}
-            if turn:
-                ratios.append(times[1] / times[0])
+        for run_index in range(NUM_TIMED_PAIRS + 1):  # the first warms up
+            order = (0, 1) if run_index % 2 else (1, 0)  # neither is always the first
+            seconds_by_layer = {layer_index: measure_seconds(layer_index) for layer_index in order}
+            if run_index:
+                ratios.append(seconds_by_layer[1] / seconds_by_layer[0])
     ratios.sort()
-    return ratios[5], ratios[TIMED_PAIRS // 2], ratios[-6]  # 6th, median and 16th, see TIMED_PAIRS
+    # The 6th, the median and the 16th, see NUM_TIMED_PAIRS.
+    return ratios[5], ratios[NUM_TIMED_PAIRS // 2], ratios[-6]

@@ -117,10 +117,10 @@ def positions_to_test(limit: int) -> Tensor:
 def exact_angles(inv_freq: Sequence[Decimal | float], positions: Tensor) -> Tensor:
     """Return position * inv_freq modulo a turn, (positions, pairs), from 50-digit decimals."""
     with localcontext(DECIMAL_CONTEXT):
-        rows = [
+        angle_rows = [
             [float(Decimal(p) * Decimal(f) % TWO_PI) for f in inv_freq] for p in positions.tolist()
         ]
-    return torch.tensor(rows, dtype=torch.float64)
+    return torch.tensor(angle_rows, dtype=torch.float64)
 
 
 def _plain_angles(
@@ -139,11 +139,11 @@ def angle_between(a: Tensor, b: Tensor) -> Tensor:
     return torch.minimum(gap, full_turn - gap)
 
 
-def _last_exact_position(positions: Tensor, error: Tensor) -> int:
+def _last_exact_position(positions: Tensor, errors: Tensor) -> int:
     """Return the last position before the first with an error of LARGEST_ANGLE_ERROR or more; 0 if
     the first has one.
 
-    error: radians, (positions, pairs).
+    errors: radians, (positions, pairs).
     """
-    exact = int((error.amax(-1) < LARGEST_ANGLE_ERROR).cumprod(0).sum())
-    return int(positions[exact - 1]) if exact else 0
+    num_exact = int((errors.amax(-1) < LARGEST_ANGLE_ERROR).cumprod(0).sum())
+    return int(positions[num_exact - 1]) if num_exact else 0

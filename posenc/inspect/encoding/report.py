@@ -101,7 +101,7 @@ def report_of(
             sections += _figure_sections(group, encoding_name, len(sheets))
         tables = [*property_tables(group, encoding_name)]
         sections.append(Section(_title(encoding_name, "All that was measured"), tables))
-    sections.append(Section("How to repeat it", [Code(command)], detail=True))
+    sections.append(Section("How to repeat it", [Code(command)], is_detail=True))
     return Report(
         f"What position does: {names}" if are_few else "What position does",
         headline,
@@ -119,29 +119,31 @@ def _title(encoding_name: str, subject: str) -> str:
 
 
 def _figure_sections(
-    sheets: Sequence[SpecSheet], encoding_name: str, count: int
+    sheets: Sequence[SpecSheet], encoding_name: str, num_encodings: int
 ) -> Iterator[Section]:
     """Yield the sections with figures: curves that the encodings share, and the figures of each
     encoding.
 
     sheets: of the encodings that the sections are about. encoding_name: the name of the only one;
-    "" for all of them. count: number of encodings in the report.
+    "" for all of them. num_encodings: number of encodings in the report.
     """
     from posenc.inspect.encoding.figures import HEAT_MAP_SUFFIXES, curve_plots, plots_of_encoding
 
     note = f"For all pictures of what an encoding does inside, name {MAX_OWN_SECTIONS} or fewer."
-    notes = [] if count <= MAX_OWN_SECTIONS else [note]
+    notes = [] if num_encodings <= MAX_OWN_SECTIONS else [note]
     yield Section(
-        _title(encoding_name, "Curves"), [*notes, *curve_plots(sheets, encoding_name)], detail=True
+        _title(encoding_name, "Curves"),
+        [*notes, *curve_plots(sheets, encoding_name)],
+        is_detail=True,
     )
-    if count > MAX_WITH_HEAT_MAPS:
+    if num_encodings > MAX_WITH_HEAT_MAPS:
         return
     for sheet in sheets:
         plots = [*plots_of_encoding(sheet)]
-        if count > MAX_OWN_SECTIONS:
+        if num_encodings > MAX_OWN_SECTIONS:
             plots = [plot for plot in plots if plot.name.endswith(HEAT_MAP_SUFFIXES)]
         if plots:
-            yield Section(f"Inside {sheet.name}", plots, detail=True)
+            yield Section(f"Inside {sheet.name}", plots, is_detail=True)
 
 
 def answer_table(judgements: Sequence[Judgement]) -> Table:
@@ -179,7 +181,7 @@ def property_tables(sheets: Sequence[SpecSheet], encoding_name: str = "") -> Ite
     """
     columns = [properties_in_words(sheet) for sheet in sheets]
     for subject, group in GROUPS.items():
-        name = subject.lower().replace(" ", "-")
+        table_name = subject.lower().replace(" ", "-")
         meanings = {}
         for label, meaning in group.items():
             if any(label in column for column in columns):
@@ -188,7 +190,10 @@ def property_tables(sheets: Sequence[SpecSheet], encoding_name: str = "") -> Ite
             continue
         rows = []
         if len(sheets) > MAX_COLUMNS:
-            header = ["encoding", *(Heading(*line) for line in meanings.items())]
+            header = [
+                "encoding",
+                *(Heading(*label_and_meaning) for label_and_meaning in meanings.items()),
+            ]
             for sheet, column in zip(sheets, columns, strict=True):
                 rows.append([sheet.name, *(column.get(label, "–") for label in meanings)])
         else:
@@ -196,42 +201,45 @@ def property_tables(sheets: Sequence[SpecSheet], encoding_name: str = "") -> Ite
             for label, meaning in meanings.items():
                 rows.append([label, *(column.get(label, "–") for column in columns), meaning])
         yield Table(
-            header, rows, subject, name=f"{encoding_name}-{name}" if encoding_name else name
+            header,
+            rows,
+            subject,
+            name=f"{encoding_name}-{table_name}" if encoding_name else table_name,
         )
 
 
 def properties_in_words(sheet: SpecSheet) -> dict[str, str]:
     """Return the measured properties of an encoding as texts, by their names in GROUPS."""
-    longest_in_words = "no limit"
+    last_position_in_words = "no limit"
     if sheet.max_positions is not None:
-        longest_in_words = f"{sheet.max_positions - 1:,}"
-    lines = {
+        last_position_in_words = f"{sheet.max_positions - 1:,}"
+    texts = {
         "places": ", ".join(map(str, sheet.places)) or "none",
         "parameters": _parameters_in_words(sheet),
-        "longest position": longest_in_words,
+        "longest position": last_position_in_words,
     }
-    for key, words in _NAMES_OF_INVARIANCES.items():
+    for key, label in _NAMES_OF_INVARIANCES.items():
         gap = sheet.differences[key]
         deviation_in_words = (
             f"off by {gap:.2g} of the largest output" if math.isfinite(gap) else "it is NaN"
         )
-        lines[words] = "yes" if sheet.holds[key] else f"no: {deviation_in_words}"
-    lines["norm of q, k kept"] = _norm_ratio_in_words(sheet.norm_ratio)
-    lines["past and future"] = sheet.direction
-    lines |= (
-        _resolution_lines(sheet)
-        | _precision_lines(sheet)
-        | _frequency_lines(sheet)
-        | _score_lines(sheet)
+        texts[label] = "yes" if sheet.holds[key] else f"no: {deviation_in_words}"
+    texts["norm of q, k kept"] = _norm_ratio_in_words(sheet.norm_ratio)
+    texts["past and future"] = sheet.direction
+    texts |= (
+        _resolution_properties(sheet)
+        | _precision_properties(sheet)
+        | _frequency_properties(sheet)
+        | _score_properties(sheet)
     )
-    lines["compiles"] = sheet.compiles
-    lines["exports"] = sheet.exports
+    texts["compiles"] = sheet.compiles
+    texts["exports"] = sheet.exports
     if sheet.contract is not None:
         failed_checks = ", ".join(check.replace("_", " ") for check in sheet.contract)
-        lines["contract"] = f"fails: {failed_checks}" if failed_checks else "holds"
+        texts["contract"] = f"fails: {failed_checks}" if failed_checks else "holds"
     low, middle, high = sheet.cost
-    lines["time over none"] = f"{middle:.2f} times ({low:.2f} to {high:.2f})"
-    return lines
+    texts["time over none"] = f"{middle:.2f} times ({low:.2f} to {high:.2f})"
+    return texts
 
 
 def _parameters_in_words(sheet: SpecSheet) -> str:
@@ -253,7 +261,7 @@ def _norm_ratio_in_words(ratio: tuple[float, float] | None) -> str:
     return f"no: {' to '.join(dict.fromkeys(map(format_number, ratio)))} times"
 
 
-def _resolution_lines(sheet: SpecSheet) -> dict[str, str]:
+def _resolution_properties(sheet: SpecSheet) -> dict[str, str]:
     """Return, by the names of properties, texts about the distances at which neighbouring keys are
     distinguished, one for each dtype."""
     resolution_by_dtype = sheet.resolution
@@ -275,34 +283,36 @@ def _resolution_in_words(resolution: Resolution) -> str:
     return f"{every_in_words}, some up to {resolution.any:,}"
 
 
-def _precision_lines(sheet: SpecSheet) -> dict[str, str]:
+def _precision_properties(sheet: SpecSheet) -> dict[str, str]:
     """Return, by the names of properties, the last position with exact angles for each way to
     compute them; {} for an encoding without angles."""
     if sheet.precision is None:
         return {}
-    plain_lines = {
+    plain_properties = {
         f"angles, plain {name}": f"{position:,}" for name, position in sheet.precision.plain.items()
     }
-    return {"angles, as used": f"{sheet.precision.as_used:,}"} | plain_lines
+    return {"angles, as used": f"{sheet.precision.as_used:,}"} | plain_properties
 
 
-def _frequency_lines(sheet: SpecSheet) -> dict[str, str]:
+def _frequency_properties(sheet: SpecSheet) -> dict[str, str]:
     """Return, by the names of properties, the rotary pairs that turn less than once in training,
     and the scaling if there is one."""
     label = "unfinished pairs"
     pairs = sheet.unfinished_pairs
     if not sheet.num_pairs:
         return {label: "no frequencies"}
-    pairs_in_words = f": {ranges(pairs)}" if pairs else ""
+    pairs_in_words = f": {ranges_in_words(pairs)}" if pairs else ""
     axis_length = sheet.axis_length
     axis_clause = (
         f", on an axis of {axis_length}" if axis_length != sheet.shape.train_length else ""
     )
-    scaling_line = {} if sheet.scaling is None else {"scaling": sheet.scaling}
-    return scaling_line | {label: f"{len(pairs)} of {sheet.num_pairs}{pairs_in_words}{axis_clause}"}
+    scaling_property = {} if sheet.scaling is None else {"scaling": sheet.scaling}
+    return scaling_property | {
+        label: f"{len(pairs)} of {sheet.num_pairs}{pairs_in_words}{axis_clause}"
+    }
 
 
-def _score_lines(sheet: SpecSheet) -> dict[str, str]:
+def _score_properties(sheet: SpecSheet) -> dict[str, str]:
     """Return, by the names of properties, the scores at a few distances, of keys equal to the query
     and of unrelated ones."""
     decay = sheet.decay
@@ -310,7 +320,7 @@ def _score_lines(sheet: SpecSheet) -> dict[str, str]:
         i for i, d in enumerate(decay.distances) if d in (1, 16, 256, decay.distances[-1])
     ]
 
-    def line(values: list[float | None]) -> str:
+    def scores_in_words(values: list[float | None]) -> str:
         return ", ".join(
             f"{'hidden' if (v := values[i]) is None else format_number(v)} "
             f"at {decay.distances[i]:,}"
@@ -318,18 +328,18 @@ def _score_lines(sheet: SpecSheet) -> dict[str, str]:
         )
 
     return {
-        "score of equals": line(decay.same),
+        "score of equals": scores_in_words(decay.same),
         "random, mean": _means_with_errors(decay, picked_indices),
-        "random, 5 %": line(decay.low),
-        "random, 95 %": line(decay.high),
+        "random, 5 %": scores_in_words(decay.low),
+        "random, 95 %": scores_in_words(decay.high),
     }
 
 
-def _means_with_errors(decay: Decay, picked: Sequence[int]) -> str:
+def _means_with_errors(decay: Decay, picked_indices: Sequence[int]) -> str:
     """Return the mean scores at the distances of these indices, with their standard errors where
     these are more than rounding."""
     texts = []
-    for i in picked:
+    for i in picked_indices:
         mean = decay.mean[i]
         error = decay.mean_error[i]
         if mean is None or error is None:
@@ -343,15 +353,15 @@ def _means_with_errors(decay: Decay, picked: Sequence[int]) -> str:
     return ", ".join(texts)
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """Return increasing numbers as text with ranges: ranges([3, 5, 6, 7]) -> "3, 5-7"."""
-    parts: list[list[int]] = []
+def ranges_in_words(numbers: Sequence[int]) -> str:
+    """Return increasing numbers as text with ranges_in_words: ranges([3, 5, 6, 7]) -> "3, 5-7"."""
+    ends_of_runs: list[list[int]] = []
     for n in numbers:
-        if parts and n == parts[-1][1] + 1:
-            parts[-1][1] = n
+        if ends_of_runs and n == ends_of_runs[-1][1] + 1:
+            ends_of_runs[-1][1] = n
         else:
-            parts.append([n, n])
-    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)
+            ends_of_runs.append([n, n])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ends_of_runs)
 
 
 def format_number(value: float) -> str:

@@ -152,15 +152,15 @@ def _scores_in_texts(
     return torch.cat(scores_by_sign), same_scores
 
 
-def _standard_error(scores: Tensor, count: int) -> Tensor:
+def _standard_error(scores: Tensor, num_pairs: int) -> Tensor:
     """Return the standard error of the mean score at each distance, (distances,).
 
-    scores: (signs * count, num_heads, distances), all of `count` random pairs of query and key for
-    one choice of their signs, then for the next. Only different pairs are independent, so the
+    scores: (signs * count, num_heads, distances), all of `num_pairs` random pairs of query and key
+    for one choice of their signs, then for the next. Only different pairs are independent, so the
     scores of a pair are averaged over signs and heads first.
     """
-    mean_by_pair = scores.unflatten(0, (-1, count)).mean((0, 2))
-    return mean_by_pair.std(0) / count**0.5
+    mean_by_pair = scores.unflatten(0, (-1, num_pairs)).mean((0, 2))
+    return mean_by_pair.std(0) / num_pairs**0.5
 
 
 def _scores_of_last_token(
@@ -235,26 +235,26 @@ def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resol
     distances = _tested_distances(encoding)
     if not distances:
         return dict.fromkeys(DTYPES, Resolution(0, 0))
-    steps = torch.tensor(distances)
-    origin = torch.zeros_like(steps)
+    tested_positions = torch.tensor(distances)
+    key_positions = torch.zeros_like(tested_positions)
     x, y = random_embeddings(2 * _NUM_RESOLUTION_PAIRS, shape=shape)[0].split(_NUM_RESOLUTION_PAIRS)
 
-    def change(dtype: torch.dtype) -> Tensor:
+    def score_change(dtype: torch.dtype) -> Tensor:
         """Return how scores change to the next distance, (pairs, num_heads, distances)."""
         cast_encoding = copy.deepcopy(encoding).to(dtype)
         a, b = x.bfloat16().to(dtype), y.bfloat16().to(dtype)  # the same numbers in every dtype
-        near, far = (
-            pair_scores(cast_encoding, shape, a, b, query_positions, origin)
-            for query_positions in (steps, steps + 1)
+        scores_here, scores_at_next = (
+            pair_scores(cast_encoding, shape, a, b, query_positions, key_positions)
+            for query_positions in (tested_positions, tested_positions + 1)
         )
-        return (far - near).double()
+        return (scores_at_next - scores_here).double()
 
     encoding = copy.deepcopy(encoding)  # with the same parameters in every dtype
     encoding.load_state_dict(copy.deepcopy(encoding).to(torch.bfloat16).state_dict())
-    exact_change = change(torch.float64)
+    exact_change = score_change(torch.float64)
     resolutions = {}
     for name, dtype in DTYPES.items():
-        is_right = (change(dtype) - exact_change).abs() < exact_change.abs() / 2
+        is_right = (score_change(dtype) - exact_change).abs() < exact_change.abs() / 2
         # A change of 1e-12 logits is rounding of float64 itself.
         is_distinct = (
             (is_right & (exact_change.abs() > 1e-12)).double().mean(0).amax(0) >= 0.5
@@ -291,11 +291,11 @@ def direction(encoding: PositionEncoding, shape: ModelShape) -> str:
     num_positions = min(
         _NUM_DIRECTION_POSITIONS, encoding.claims.max_positions or _NUM_DIRECTION_POSITIONS
     )
-    steps = torch.arange(num_positions)
-    origin = torch.zeros_like(steps)
+    moving_positions = torch.arange(num_positions)
+    fixed_positions = torch.zeros_like(moving_positions)
     x, y = random_embeddings(2 * _NUM_RESOLUTION_PAIRS, shape=shape)[0].split(_NUM_RESOLUTION_PAIRS)
-    past_scores = pair_scores(exact_encoding, shape, x, y, steps, origin)
-    future_scores = pair_scores(exact_encoding, shape, x, y, origin, steps)
+    past_scores = pair_scores(exact_encoding, shape, x, y, moving_positions, fixed_positions)
+    future_scores = pair_scores(exact_encoding, shape, x, y, fixed_positions, moving_positions)
     if _are_equal_scores(
         past_scores, past_scores[..., :1].expand_as(past_scores)
     ) and _are_equal_scores(past_scores, future_scores):

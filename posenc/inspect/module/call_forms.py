@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-HEADS, WIDTH = 8, 64
+NUM_HEADS, WIDTH = 8, 64
 """Heads, and channels of a token or of a head, unless the command says others."""
 
 _SCORE_MOD_ARGUMENTS = ("score", "batch", "head", "q_idx", "kv_idx")
@@ -55,7 +55,7 @@ class Inputs:
     probe: the content of every token, (width); None: random content, the same for all tokens, so
         that their results can differ by position only. changed_token: index of a token that gets
         another content; None for none.
-    heads: heads of queries, keys and scores.
+    num_heads: heads of queries, keys and scores.
     num_queries: number of tokens at the end that are queries; None: all.
     offset: a number that the module adds to the positions it counts itself, as after a cache.
     starts: (batch), the index of each sequence's first token that is not padding.
@@ -66,7 +66,7 @@ class Inputs:
     dtype: torch.dtype = torch.float32
     probe: Tensor | None = None
     changed_token: int | None = None
-    heads: int = HEADS
+    num_heads: int = NUM_HEADS
     num_queries: int | None = None
     offset: int = 0
     starts: Tensor | None = None
@@ -100,7 +100,7 @@ class Inputs:
             case "q_len":
                 return self.length if self.num_queries is None else self.num_queries
             case "scores":
-                return torch.zeros(1, self.heads, self.length, self.length, dtype=self.dtype)
+                return torch.zeros(1, self.num_heads, self.length, self.length, dtype=self.dtype)
             case "dtype":
                 return self.dtype
             case "offset":
@@ -114,11 +114,11 @@ class Inputs:
         these are tensors that broadcast to (heads, len, len), for all scores in one call."""
         match word:
             case "score":
-                return torch.zeros(self.heads, self.length, self.length, dtype=self.dtype)
+                return torch.zeros(self.num_heads, self.length, self.length, dtype=self.dtype)
             case "batch":
                 return torch.tensor(0)
             case "head":
-                return torch.arange(self.heads)[:, None, None]
+                return torch.arange(self.num_heads)[:, None, None]
             case "q_idx":
                 return torch.arange(self.length)[:, None]
             case "kv_idx":
@@ -128,41 +128,42 @@ class Inputs:
     def _content_in_shape(self, word: str, shape: str) -> Tensor:
         """Return x, q or k in the shape that the letters of `shape` name: b for batch, h for heads,
         n for tokens, w for width, as "bhnw"."""
-        rows = self._content(word)
+        content = self._content(word)
         if word == "q" and self.num_queries is not None:
-            rows = rows[:, -self.num_queries :]
+            content = content[:, -self.num_queries :]
         if shape == "bhnw":
-            return rows[:, None].repeat(1, self.heads, 1, 1)
-        return rows if shape == "bnw" else rows.transpose(0, 1).contiguous()
+            return content[:, None].repeat(1, self.num_heads, 1, 1)
+        return content if shape == "bnw" else content.transpose(0, 1).contiguous()
 
     def _content(self, name: str) -> Tensor:
         """Return x, q or k, as `name` says, as (batch, len, width): every token has the content
         `probe`, or without it random numbers that bfloat16 represents exactly and that differ
         between x, q and k. `changed_token` has another content."""
         if self.probe is None:
-            seed = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            row = torch.randn(self.width, generator=seed).bfloat16()  # the same in every dtype
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            # Rounded to bfloat16, it is the same in every dtype.
+            vector = torch.randn(self.width, generator=generator).bfloat16()
         else:
-            row = self.probe
-        rows = row.to(self.dtype).repeat(self.batch, self.length, 1)
+            vector = self.probe
+        content = vector.to(self.dtype).repeat(self.batch, self.length, 1)
         if self.changed_token is not None:
             # Any other content does: other channels, sign, length and mean, even for zeros.
-            rows[:, self.changed_token] = -2 * rows[:, self.changed_token].flip(-1) + 1
-        return rows
+            content[:, self.changed_token] = -2 * content[:, self.changed_token].flip(-1) + 1
+        return content
 
 
 @dataclass(frozen=True)
 class CallForm:
     """A way to call a module.
 
-    positional, keyword: the arguments by place and by keyword, as words such as "x" or "positions",
-    which name their values. can_count_positions: True if the module counts positions itself in a
-    call without them. optional_names: arguments of _OPTIONAL_NAMES that it takes, which only some
-    checks pass. content_shape, flat_positions: see `Inputs.argument_value`.
+    positional_words, keyword_words: the arguments by place and by keyword, as words such as "x" or
+    "positions", which name their values. can_count_positions: True if the module counts
+    positions itself in a call without them. optional_names: arguments of _OPTIONAL_NAMES that it
+    takes, which only some checks pass. content_shape, flat_positions: see `Inputs.argument_value`.
     """
 
-    positional: tuple[str, ...]
-    keyword: tuple[str, ...]
+    positional_words: tuple[str, ...]
+    keyword_words: tuple[str, ...]
     can_count_positions: bool
     optional_names: frozenset[str]
     content_shape: str
@@ -171,7 +172,7 @@ class CallForm:
     @property
     def words(self) -> frozenset[str]:
         """Return the words, as "x" or "positions", of all arguments that it always gets."""
-        return frozenset((*self.positional, *self.keyword))
+        return frozenset((*self.positional_words, *self.keyword_words))
 
     @property
     def takes_positions(self) -> bool:
@@ -179,56 +180,58 @@ class CallForm:
         return "positions" in self.words
 
     @property
-    def name(self) -> str:
+    def call_in_words(self) -> str:
         """Return how the module is called, as text: "(x, positions), x (1, n, width)"."""
-        call = f"({', '.join([*self.positional, *self.keyword])})"
-        content = [word for word in ("x", "q", "k") if word in self.words]
-        if not content:
-            return call
-        axes = {"b": "1", "h": "heads", "n": "n", "w": "width"}
-        shape = ", ".join(axes[letter] for letter in self.content_shape)
-        return f"{call}, {' and '.join(content)} ({shape})"
+        arguments_in_words = f"({', '.join([*self.positional_words, *self.keyword_words])})"
+        content_words = [word for word in ("x", "q", "k") if word in self.words]
+        if not content_words:
+            return arguments_in_words
+        axis_sizes = {"b": "1", "h": "heads", "n": "n", "w": "width"}
+        shape_in_words = ", ".join(axis_sizes[letter] for letter in self.content_shape)
+        return f"{arguments_in_words}, {' and '.join(content_words)} ({shape_in_words})"
 
     def without_positions(self) -> "CallForm | None":
         """Return this form without positions, so that the module counts them; None if it must be
         given them."""
         if not self.can_count_positions:
             return None
-        return replace(self, keyword=tuple(w for w in self.keyword if w != "positions"))
+        return replace(
+            self, keyword_words=tuple(word for word in self.keyword_words if word != "positions")
+        )
 
     def arguments(self, inputs: Inputs) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of a call with these inputs: a list of those by place, and a dict of
         those by keyword."""
-        keyword = list(self.keyword)
+        keyword_words = list(self.keyword_words)
         if inputs.offset and "offset" in self.optional_names:
-            keyword.append("offset")
+            keyword_words.append("offset")
         if inputs.starts is not None:
-            keyword.append("starts")
-        shapes = (self.content_shape, self.flat_positions)
-        ordered = [inputs.argument_value(word, *shapes) for word in self.positional]
-        return ordered, {word: inputs.argument_value(word, *shapes) for word in keyword}
+            keyword_words.append("starts")
+        shape_options = (self.content_shape, self.flat_positions)
+        args = [inputs.argument_value(word, *shape_options) for word in self.positional_words]
+        return args, {word: inputs.argument_value(word, *shape_options) for word in keyword_words}
 
     def call(self, module: nn.Module, inputs: Inputs) -> Any:
         """Call the module with these inputs; return what it returns."""
-        ordered, named = self.arguments(inputs)
-        return module(*ordered, **named)
+        args, kwargs = self.arguments(inputs)
+        return module(*args, **kwargs)
 
 
-def calls_in_words(returns: str) -> str:
+def calls_in_words(as_word: str) -> str:
     """Return the arguments that a module may take by a word of --as, as text.
 
     >>> calls_in_words("add")
     '(x) or (x, positions)'
     """
-    return " or ".join(f"({', '.join(words)})" for words in CALLS_BY_RETURN[returns])
+    return " or ".join(f"({', '.join(words)})" for words in CALLS_BY_RETURN[as_word])
 
 
 class UnknownArguments(ValueError):
     """Raised for a module whose required arguments are those of no call in CALLS_BY_RETURN."""
 
 
-def possible_forms(module: nn.Module, returns: str) -> Iterator[CallForm]:
-    """Yield the forms in which to try a module that returns `returns`, the word of --as: one for
+def possible_forms(module: nn.Module, as_word: str) -> Iterator[CallForm]:
+    """Yield the forms in which to try a module that returns `as_word`, the word of --as: one for
     each shape of its content and of its positions.
 
     If all required arguments have names of _SELF_EXPLAINING_NAMES, each gets what its name says. If
@@ -238,41 +241,44 @@ def possible_forms(module: nn.Module, returns: str) -> Iterator[CallForm]:
     """
     parameters = inspect.signature(module.forward).parameters.values()
     named_parameters = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    required = [p for p in named_parameters if p.default is p.empty]
-    names = tuple(p.name for p in required)
-    positional: tuple[str, ...] = ()
-    keyword: tuple[str, ...] = ()
+    required_parameters = [p for p in named_parameters if p.default is p.empty]
+    names = tuple(p.name for p in required_parameters)
+    positional_words: tuple[str, ...] = ()
+    keyword_words: tuple[str, ...] = ()
     if names and _SELF_EXPLAINING_NAMES.issuperset(names):
-        keyword = names
+        keyword_words = names
     else:
-        positional = _words_in_order(required, returns)
-    optional = {p.name for p in named_parameters if p.default is not p.empty}
-    keyword += tuple(word for word in ("positions", "dtype") if word in optional)
-    can_count_positions = "positions" in optional or "positions" not in (*positional, *keyword)
-    flat_options = (True, False) if "positions" in (*positional, *keyword) else (True,)
+        positional_words = _words_in_order(required_parameters, as_word)
+    optional_names = {p.name for p in named_parameters if p.default is not p.empty}
+    keyword_words += tuple(word for word in ("positions", "dtype") if word in optional_names)
+    can_count_positions = "positions" in optional_names or "positions" not in (
+        *positional_words,
+        *keyword_words,
+    )
+    flat_options = (True, False) if "positions" in (*positional_words, *keyword_words) else (True,)
     for content_shape, flat_positions in product(
-        _CONTENT_SHAPES.get(returns, ("bnw",)), flat_options
+        _CONTENT_SHAPES.get(as_word, ("bnw",)), flat_options
     ):
         yield CallForm(
-            positional,
-            keyword,
+            positional_words,
+            keyword_words,
             can_count_positions,
-            _OPTIONAL_NAMES & optional,
+            _OPTIONAL_NAMES & optional_names,
             content_shape,
             flat_positions,
         )
 
 
-def _words_in_order(required: list[inspect.Parameter], returns: str) -> tuple[str, ...]:
+def _words_in_order(required_parameters: list[inspect.Parameter], as_word: str) -> tuple[str, ...]:
     """Return the call in CALLS_BY_RETURN[returns] that has as many arguments as are required.
 
     Raises: UnknownArguments if there is none, or if an argument cannot be given by place.
     """
-    can_be_positional = not any(p.kind is p.KEYWORD_ONLY for p in required)
-    for words in CALLS_BY_RETURN[returns]:
-        if len(words) == len(required) and can_be_positional:
+    can_be_positional = not any(p.kind is p.KEYWORD_ONLY for p in required_parameters)
+    for words in CALLS_BY_RETURN[as_word]:
+        if len(words) == len(required_parameters) and can_be_positional:
             return words
-    names_of_required = ", ".join(p.name for p in required)
+    names_of_required = ", ".join(p.name for p in required_parameters)
     raise UnknownArguments(
-        f"it takes ({names_of_required}), and --as {returns} calls {calls_in_words(returns)}"
+        f"it takes ({names_of_required}), and --as {as_word} calls {calls_in_words(as_word)}"
     )

@@ -101,34 +101,36 @@ def _differences_from_fresh(
 
 def judge_writes_into_arguments(subject: Subject) -> CheckResult:
     """Check that the module writes into none of the tensors that it is given."""
-    ordered, named = subject.form.arguments(
-        subject.make_inputs(min(_LONGER_LENGTH, subject.length))
-    )
-    arguments = dict(zip(subject.form.positional, ordered, strict=True)) | named
-    copies = {word: v.clone() for word, v in arguments.items() if isinstance(v, Tensor)}
+    args, kwargs = subject.form.arguments(subject.make_inputs(min(_LONGER_LENGTH, subject.length)))
+    arguments = dict(zip(subject.form.positional_words, args, strict=True)) | kwargs
+    copies = {word: value.clone() for word, value in arguments.items() if isinstance(value, Tensor)}
     if not copies:
         return None, "is given no tensor"
-    subject.make_copy()(*ordered, **named)
-    changed = [word for word, before in copies.items() if not torch.equal(arguments[word], before)]
-    if changed:
-        return False, f"writes into {' and '.join(changed)}"
+    subject.make_copy()(*args, **kwargs)
+    changed_words = [
+        word
+        for word, copy_before in copies.items()
+        if not torch.equal(arguments[word], copy_before)
+    ]
+    if changed_words:
+        return False, f"writes into {' and '.join(changed_words)}"
     return True, f"{' and '.join(copies)} as before"
 
 
 def judge_growing_length(subject: Subject) -> CheckResult:
     """Check that the first positions have the same values in a long call as in a short one."""
-    count = min(_SHORT_LENGTH, subject.length)
-    if count == subject.length:
+    num_short = min(_SHORT_LENGTH, subject.length)
+    if num_short == subject.length:
         return None, f"does {subject.length} tokens only"
     long_result, short_result = (
-        subject.read_result(subject.make_inputs(n)) for n in (subject.length, count)
+        subject.read_result(subject.make_inputs(n)) for n in (subject.length, num_short)
     )
     worst = _largest_difference(
         subject,
-        _first_positions(subject, long_result, count),
-        _first_positions(subject, short_result, count),
+        _first_positions(subject, long_result, num_short),
+        _first_positions(subject, short_result, num_short),
     )
-    text = f"positions below {count} move by {worst:.2g} at length {subject.length:,}"
+    text = f"positions below {num_short} move by {worst:.2g} at length {subject.length:,}"
     return worst <= _TOLERANCE, text
 
 
@@ -153,20 +155,20 @@ def judge_single_token(subject: Subject) -> CheckResult:
     """Check that the last token of a call has the same result by itself, as in decoding."""
     words = subject.form.words
     count = min(_LONGER_LENGTH, subject.length)
-    whole = subject.read_result(subject.make_inputs(count))
-    last = count - 1
+    whole_result = subject.read_result(subject.make_inputs(count))
+    last_position = count - 1
     if {"q", "k"} <= words and not subject.form.takes_positions:
-        return _judge_query_over_cached_keys(subject, whole, count)
+        return _judge_query_over_cached_keys(subject, whole_result, count)
     if {"q_len", "kv_len"} <= words:
-        return _judge_single_query_of_bias(subject, whole, count)
+        return _judge_single_query_of_bias(subject, whole_result, count)
     if subject.reader.kind != "bias" and "positions" in words:
-        alone = subject.read_result(subject.make_inputs(torch.tensor([last])))
+        result_alone = subject.read_result(subject.make_inputs(torch.tensor([last_position])))
     elif subject.reader.kind != "bias" and "offset" in subject.form.optional_names:
-        alone = subject.read_result(subject.make_inputs(1, offset=last))
+        result_alone = subject.read_result(subject.make_inputs(1, offset=last_position))
     else:
         return None, "cannot be asked for one token"
     return _judge_last_token_alone(
-        measure_errors(subject.reader.kind, alone, whole[-1:]).worst, count
+        measure_errors(subject.reader.kind, result_alone, whole_result[-1:]).worst, count
     )
 
 
@@ -176,33 +178,42 @@ def _judge_last_token_alone(worst: float, count: int) -> CheckResult:
     return worst <= _TOLERANCE, text
 
 
-def _judge_single_query_of_bias(subject: Subject, whole: Tensor, count: int) -> CheckResult:
-    """Check that a bias for one query over all keys is the last row of the `whole` bias of `count`
-    tokens."""
-    alone = subject.read_result(subject.make_inputs(count, num_queries=1))
-    if subject.reader.kind != "bias" or alone.shape[-1] != count:
+def _judge_single_query_of_bias(subject: Subject, whole_bias: Tensor, count: int) -> CheckResult:
+    """Check that a bias for one query over all keys is the last row of `whole_bias`, that of
+    `count` tokens."""
+    bias_alone = subject.read_result(subject.make_inputs(count, num_queries=1))
+    if subject.reader.kind != "bias" or bias_alone.shape[-1] != count:
         return None, "returns no row of a bias"
-    last = torch.tensor([count - 1])
-    expected = bias_minus_largest(whole, last)
-    worst = (bias_minus_largest(alone[:, -1:], last) - expected).abs().max().item()
+    last_query = torch.tensor([count - 1])
+    expected_bias = bias_minus_largest(whole_bias, last_query)
+    worst = (bias_minus_largest(bias_alone[:, -1:], last_query) - expected_bias).abs().max().item()
     takes_no_offset = "offset" not in subject.form.optional_names
-    if worst > _TOLERANCE and takes_no_offset and are_close(alone[:, -1], whole[:, 0], _TOLERANCE):
+    if (
+        worst > _TOLERANCE
+        and takes_no_offset
+        and are_close(bias_alone[:, -1], whole_bias[:, 0], _TOLERANCE)
+    ):
         return None, f"given only counts, it takes one query over {count} keys for the first"
     return _judge_last_token_alone(worst, count)
 
 
-def _judge_query_over_cached_keys(subject: Subject, whole: Tensor, count: int) -> CheckResult:
+def _judge_query_over_cached_keys(
+    subject: Subject, whole_result: Tensor, count: int
+) -> CheckResult:
     """Check that the last query, when it is given alone with all `count` keys, has the same scores
-    as in the `whole` call. Both sides may be scaled, so only products are compared."""
+    as in `whole_result`, the result of a call with all queries. Both sides may be scaled, so only
+    products are compared."""
     try:
-        alone = subject.form.call(subject.make_copy(), subject.make_inputs(count, num_queries=1))
+        returned_alone = subject.form.call(
+            subject.make_copy(), subject.make_inputs(count, num_queries=1)
+        )
     except Exception as failed:
         return None, f"takes no single query: {one_line(failed)}"
     if subject.reader.meaning != "rotated content" or len(subject.reader.axes) != 2:
         return None, "does not return queries and keys"
     # Queries (1, heads, pairs), and keys (count, heads, pairs).
-    single_sides = subject.reader.rotated_sides(alone)
-    whole_sides = subject.reader.by_head(whole).unbind(1)
+    single_sides = subject.reader.rotated_sides(returned_alone)
+    whole_sides = subject.reader.by_head(whole_result).unbind(1)
     whole_scores = whole_sides[0][-1:] * whole_sides[1].conj()
     single_scores = single_sides[0][-1:] * single_sides[1].conj()
     if single_scores.shape != whole_scores.shape:
@@ -234,8 +245,8 @@ def judge_queries_against_keys(subject: Subject) -> CheckResult:
     worst = angles.max().item()
     text = f"apart by {worst:.2g} rad at the same position"
     if not worst <= _TOLERANCE:
-        first_wrong = int((~(angles <= _TOLERANCE)).flatten(1).any(-1).nonzero()[0])
-        text += f"{worst_head_in_words(angles)}, from position {first_wrong:,} on"
+        first_wrong_position = int((~(angles <= _TOLERANCE)).flatten(1).any(-1).nonzero()[0])
+        text += f"{worst_head_in_words(angles)}, from position {first_wrong_position:,} on"
     return worst <= _TOLERANCE, text
 
 
@@ -279,44 +290,48 @@ def judge_start_arguments(subject: Subject) -> CheckResult:
     counting_form = subject.form.without_positions()
     if counting_form is None or subject.reader.kind == "bias":
         return None, "has no argument for where it starts"
-    whole = subject.read_result(subject.make_inputs(_SHORT_LENGTH), form=counting_form)
-    inputs_of_later_start: dict[str, dict[str, Any]] = {
+    whole_result = subject.read_result(subject.make_inputs(_SHORT_LENGTH), form=counting_form)
+    fields_of_later_start: dict[str, dict[str, Any]] = {
         "offset": {"offset": _LATER_START},
         "starts": {"starts": torch.tensor([0, _LATER_START])},
     }
     results: list[CheckResult] = []
-    for name, inputs in inputs_of_later_start.items():
+    for name, fields in fields_of_later_start.items():
         if name in counting_form.optional_names:
-            results.append(_judge_later_start(subject, counting_form, whole, name, inputs))
+            results.append(_judge_later_start(subject, counting_form, whole_result, name, fields))
     if not results:
         return None, "has no argument for where it starts"
     return all(holds is True for holds, _ in results), "; ".join(text for _, text in results)
 
 
 def _judge_later_start(
-    subject: Subject, counting_form: CallForm, whole: Tensor, name: str, inputs: dict[str, Any]
+    subject: Subject,
+    counting_form: CallForm,
+    whole_result: Tensor,
+    name: str,
+    fields: dict[str, Any],
 ) -> CheckResult:
     """Check that a shorter row that starts later, by the argument `name`, has the results of the
-    `whole` row at the same positions.
+    row of `whole_result` at the same positions.
 
     "offset": the row begins at position _LATER_START, and all its results are compared with those
     of the whole row from there on. "starts": the row begins with _LATER_START tokens of padding,
     and those after them, whose positions are 0, 1, ..., are compared with the whole row's
     first results.
 
-    counting_form: the form in which the module counts positions. inputs: fields of Inputs for
+    counting_form: the form in which the module counts positions. fields: fields of Inputs for
         `name`.
     """
     try:
         later_result = subject.read_result(
-            subject.make_inputs(_SHORT_LENGTH - _LATER_START, **inputs), form=counting_form, row=-1
+            subject.make_inputs(_SHORT_LENGTH - _LATER_START, **fields), form=counting_form, row=-1
         )
     except Exception as failed:
         return False, f"{name}: {one_line(failed)}"
     if name == "offset":
-        expected = whole[_LATER_START:]
+        expected = whole_result[_LATER_START:]
     elif name == "starts":
-        expected = whole[: len(later_result) - _LATER_START]
+        expected = whole_result[: len(later_result) - _LATER_START]
         later_result = later_result[_LATER_START:]
     else:
         raise AssertionError(f"{name} says nothing of where a row starts")
@@ -337,7 +352,7 @@ def judge_compiled_graphs(subject: Subject) -> CheckResult:
         num_graphs += 1
         return module.forward
 
-    new_graphs = []
+    new_graph_counts = []
     module = subject.make_copy()
     torch.compiler.reset()  # graphs of other modules would count for the limit of recompiling
     logger = logging.getLogger("torch._dynamo")
@@ -345,17 +360,17 @@ def judge_compiled_graphs(subject: Subject) -> CheckResult:
     logger.setLevel(logging.ERROR)  # graph breaks of others are no news on stderr
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        compiled = torch.compile(module, backend=count_graph)
+        compiled_module = torch.compile(module, backend=count_graph)
         try:
             for length in lengths:
                 graphs_before = num_graphs
-                ordered, named = subject.form.arguments(subject.make_inputs(length))
-                compiled(*ordered, **named)
-                new_graphs.append(num_graphs - graphs_before)
+                args, kwargs = subject.form.arguments(subject.make_inputs(length))
+                compiled_module(*args, **kwargs)
+                new_graph_counts.append(num_graphs - graphs_before)
         except Exception as failed:  # the tracers have classes of their own for what they lack
             return None, f"does not compile: {one_line(failed)}"
         finally:
             logger.setLevel(log_level)
             torch.compiler.reset()
-    text = f"{sum(new_graphs)} graphs for {len(lengths)} lengths"
-    return not (new_graphs[-1] and new_graphs[-2]), text
+    text = f"{sum(new_graph_counts)} graphs for {len(lengths)} lengths"
+    return not (new_graph_counts[-1] and new_graph_counts[-2]), text

@@ -29,8 +29,10 @@ def judge_distinct_positions(subject: Subject) -> CheckResult:
     if subject.reader.kind == "values":
         return _judge_distinct_rows(subject)
     result = subject.read_result(subject.make_inputs(subject.length))
-    counts = [count_distinct("rotation", part) for part in _rotating_parts(subject, result)]
-    num_distinct, count = min(counts, default=(len(result), len(result)))
+    distinct_and_all = [
+        count_distinct("rotation", part) for part in _rotating_parts(subject, result)
+    ]
+    num_distinct, count = min(distinct_and_all, default=(len(result), len(result)))
     return num_distinct == count, f"{num_distinct:,} of {count:,} positions distinct in float32"
 
 
@@ -111,7 +113,7 @@ _CLAIM_IF_UNSTATED = 2**16
 _POWERS_TRIED = [2**i for i in range(8, 25)]
 _FARTHEST_TRIED = _POWERS_TRIED[-1]
 """Numbers of positions. From 2^24 on float32 skips integers."""
-_STEP, _ROWS = 3, 8
+_STEP, _NUM_ROWS = 3, 8
 """Positions between the two that are compared, and positions read at each place; chosen."""
 _WORDS_OF_EXCEEDING = re.compile(r"exceed|longer than|beyond", re.I)
 _WORDS_OF_REBUILDING = re.compile(r"recomput|re-comput|rebuil|regenerat|recreat|grow|extend", re.I)
@@ -121,7 +123,7 @@ StepEffect = Callable[..., Tensor]
 """Start and number of positions -> effect of moving by _STEP, see `_make_step_effect`."""
 
 
-class _FarPositions(NamedTuple):
+class _FarFindings(NamedTuple):
     """What was found when a module was called with more and more positions, up to at least the
     number that it claims.
 
@@ -159,46 +161,56 @@ def judge_far_positions(subject: Subject) -> CheckResult:
         text = f"at position 100 a difference is off by {error_at_100:.2g} from the same at 0"
         # A table of learned positions need not show differences.
         return False if shows_rotation else None, text
-    far = _try_far_positions(subject, step_effect, first_effect, claimed)
-    if far.refusal:
-        return None, f"right up to {far.right_to:,}; {far.refusal}"
-    if far.wrong_at is not None and math.isnan(far.worst) and not subject.stated_positions:
+    far_findings = _try_far_positions(subject, step_effect, first_effect, claimed)
+    if far_findings.refusal:
+        return None, f"right up to {far_findings.right_to:,}; {far_findings.refusal}"
+    if (
+        far_findings.wrong_at is not None
+        and math.isnan(far_findings.worst)
+        and not subject.stated_positions
+    ):
         # As xPos, whose scales leave float32 far away.
-        return None, f"right to {far.right_to:,}; states no limit, no number at {far.wrong_at:,}"
+        return (
+            None,
+            f"right to {far_findings.right_to:,}; states no limit, no number at "
+            f"{far_findings.wrong_at:,}",
+        )
     nearby_error, worst_position = _largest_error_up_to(
         subject, step_effect, first_effect, min(subject.length, claimed)
     )
-    if not nearby_error <= _ALLOWED_ANGLE and far.worst <= _ALLOWED_ANGLE:
+    if not nearby_error <= _ALLOWED_ANGLE and far_findings.worst <= _ALLOWED_ANGLE:
         return False, (
             f"a difference is off by {nearby_error:.2g} rad at position {worst_position:,} from "
             f"the same at 0 (allowed {_ALLOWED_ANGLE:.2g})"
         )
-    return far.worst <= _ALLOWED_ANGLE, _describe_far_positions(
-        far, claimed, is_stated=bool(subject.stated_positions)
+    return far_findings.worst <= _ALLOWED_ANGLE, _describe_far_positions(
+        far_findings, claimed, is_stated=bool(subject.stated_positions)
     )
 
 
-def _describe_far_positions(far: _FarPositions, claimed: int, *, is_stated: bool) -> str:
+def _describe_far_positions(far_findings: _FarFindings, claimed: int, *, is_stated: bool) -> str:
     """Return a line of text on far positions: up to how many a module is right; what it claims; and
     its error, at the first number of positions that is wrong, or the largest up to the claim.
 
     claimed: number of positions that the module states, or if not `is_stated`, to which it is
         judged.
     """
-    and_more = " and more" if far.right_to == _FARTHEST_TRIED else ""
+    and_more = " and more" if far_findings.right_to == _FARTHEST_TRIED else ""
     limit_in_words = (
         f"states {claimed:,}" if is_stated else f"states no limit, judged to {claimed:,}"
     )
-    place_in_words = "up to there" if far.wrong_at is None else f"at {far.wrong_at:,}"
+    place_in_words = (
+        "up to there" if far_findings.wrong_at is None else f"at {far_findings.wrong_at:,}"
+    )
     return (
-        f"right to {far.right_to:,}{and_more}; {limit_in_words}, off by {far.worst:.2g} rad "
-        f"{place_in_words} (allowed {_ALLOWED_ANGLE:.2g})"
+        f"right to {far_findings.right_to:,}{and_more}; {limit_in_words}, off by "
+        f"{far_findings.worst:.2g} rad {place_in_words} (allowed {_ALLOWED_ANGLE:.2g})"
     )
 
 
 def _try_far_positions(
     subject: Subject, step_effect: StepEffect, first_effect: Tensor, claimed: int
-) -> _FarPositions:
+) -> _FarFindings:
     """Find up to how many positions the module is right: the claimed number and powers of two are
     tried, the smallest first, until one is wrong.
 
@@ -210,22 +222,22 @@ def _try_far_positions(
     for num_positions in sorted({*_POWERS_TRIED, claimed}):
         try:
             error = _larger_error(
-                _largest_difference(step_effect(num_positions - _ROWS), first_effect),
+                _largest_difference(step_effect(num_positions - _NUM_ROWS), first_effect),
                 _error_of_doubling(subject, num_positions - 1),
             )
         except Exception as failed:
             if num_positions <= claimed:
                 refusal = f"{num_positions:,} positions: {one_line(failed)}"
-                return _FarPositions(right_to, worst, refusal=refusal)
+                return _FarFindings(right_to, worst, refusal=refusal)
             break  # the module owes nothing there, as where a table ends
         if num_positions <= claimed:
             worst = _larger_error(error, worst)
         if not error <= _ALLOWED_ANGLE:
-            return _FarPositions(
+            return _FarFindings(
                 right_to, worst, wrong_at=num_positions if num_positions <= claimed else None
             )
         right_to = num_positions
-    return _FarPositions(right_to, worst)
+    return _FarFindings(right_to, worst)
 
 
 def _largest_error_up_to(
@@ -233,7 +245,7 @@ def _largest_error_up_to(
 ) -> tuple[float, int]:
     """Return how far, at most, `step_effect` among the first `count` positions is from
     `first_effect`, which is that at position 0; and the position with this error."""
-    if count <= _ROWS:
+    if count <= _NUM_ROWS:
         return 0.0, 0
     step_effects = step_effect(0, count)
     errors = (
@@ -251,9 +263,11 @@ def _judge_counted_positions(subject: Subject) -> CheckResult:
     if subject.reader.kind != "rotation":
         return None, "a bias" if subject.reader.kind == "bias" else "shows no angles"
     result = subject.read_result(subject.make_inputs(subject.length))
-    from_first = result * result[0].conj()
+    turns_from_first = result * result[0].conj()
     half_length = (subject.length + 1) // 2
-    worst = _largest_difference(from_first[: 2 * half_length : 2], from_first[:half_length] ** 2)
+    worst = _largest_difference(
+        turns_from_first[: 2 * half_length : 2], turns_from_first[:half_length] ** 2
+    )
     text = f"twice a position is off by {worst:.2g} rad from twice its angle"
     return (
         worst <= _ALLOWED_ANGLE,
@@ -261,12 +275,12 @@ def _judge_counted_positions(subject: Subject) -> CheckResult:
     )
 
 
-def _error_of_doubling(subject: Subject, last: int) -> float:
-    """Return how far the angle of the largest even position up to `last` is from twice the angle of
-    half that position, in radians; 0 for a module that shows no angles."""
+def _error_of_doubling(subject: Subject, last_position: int) -> float:
+    """Return how far the angle of the largest even position up to `last_position` is from twice
+    the angle of half that position, in radians; 0 for a module that shows no angles."""
     if subject.reader.kind != "rotation":
         return 0.0
-    half_position = last // 2
+    half_position = last_position // 2
     if subject.form.takes_positions:
         first, middle, end = subject.read_result(
             subject.make_inputs(torch.tensor([0, half_position, 2 * half_position]))
@@ -304,7 +318,7 @@ def _make_step_effect(subject: Subject) -> StepEffect | None:
     ):
         return None
 
-    def step_effect(start: int, count: int = _ROWS) -> Tensor:
+    def step_effect(start: int, count: int = _NUM_ROWS) -> Tensor:
         if takes_positions:
             rows = subject.read_result(subject.make_inputs(torch.arange(start, start + count)))
         else:

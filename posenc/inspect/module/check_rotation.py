@@ -19,7 +19,7 @@ _POSITIONS_READ = torch.tensor([0, 1, 4, 9])
 """Positions whose rotations are read, and then those as much later as the length allows."""
 
 _BASE_NAMES = ("base", "theta", "rope_theta", "rotary_emb_base", "rope_base")
-_SCALING_NAMES = re.compile(r"scal|factor|alpha|ntk|yarn|interpol|freqs_for|custom", re.I)
+_SCALING_PATTERN = re.compile(r"scal|factor|alpha|ntk|yarn|interpol|freqs_for|custom", re.I)
 _WORDS_OF_NO_SCALING = ("default", "lang")
 """Values of options with such names that mean RoPE's own frequencies; as 0, 1, None and False."""
 _DISTANCES = (1, 8, 64)
@@ -64,7 +64,7 @@ def judge_rotation_of_pairs(subject: Subject) -> CheckResult:
         return worst <= _TOLERANCE, f"cos² + sin² changes by up to {worst:.2g} with the position"
     if subject.reader.meaning != "rotated content":
         return None, "rotates nothing"
-    first, second = (list(side) for side in zip(*subject.reader.pairs, strict=True))
+    first, second = (list(channels) for channels in zip(*subject.reader.pairs, strict=True))
     worst = 0.0
     sign_error = 0.0
     largest_entry = 0.0
@@ -85,7 +85,7 @@ def judge_rotation_of_pairs(subject: Subject) -> CheckResult:
 def judge_shifted_scores(subject: Subject) -> CheckResult:
     """Check that the score of a query and a key, whatever their content, stays the same if both are
     moved to later positions."""
-    if subject.returns != "rotate":
+    if subject.as_word != "rotate":
         return None, "rotates nothing"
     if subject.reader.meaning != "rotated content":
         return None, "its pairs of channels are not known"
@@ -100,13 +100,13 @@ def judge_shifted_scores(subject: Subject) -> CheckResult:
     changes = []
     for i in range(count):
         for j in range(count):
-            score = queries[i].mT @ keys[j]  # (heads, channels, channels)
-            change = queries[count + i].mT @ keys[count + j] - score
-            score_sizes = score.abs().amax((-2, -1)).clamp(min=1e-30)
+            score_map = queries[i].mT @ keys[j]  # (heads, channels, channels)
+            change = queries[count + i].mT @ keys[count + j] - score_map
+            score_sizes = score_map.abs().amax((-2, -1)).clamp(min=1e-30)
             changes.append(change.abs().amax((-2, -1)) / score_sizes)
     worst = torch.stack(changes).max().item()
-    step = _shift_length(subject)
-    text = f"scores change by up to {worst:.2g} of their size where both tokens stand {step} later"
+    shift = _shift_length(subject)
+    text = f"scores change by up to {worst:.2g} of their size where both tokens stand {shift} later"
     return worst <= _TOLERANCE, text
 
 
@@ -170,12 +170,15 @@ def _judge_other_frequencies(inv_freq: Tensor, base: float) -> CheckResult:
             return False, f"{stated_in_words}: {name}"
     if _all_are_close(inv_freq.sort(descending=True).values, expected):
         return False, f"{stated_in_words}: pairs have each other's frequencies"
-    is_off = ~_are_close(inv_freq, expected)
+    is_off = ~_is_close_by_pair(inv_freq, expected)
     # Methods for long texts slow the last pairs down. None changes a few pairs before exact ones.
     if is_off.sum() <= len(is_off) / 4 and not is_off[-1]:
         pair = int(is_off.int().argmax())
-        speed = (inv_freq[pair] / expected[pair]).item()
-        return False, f"{stated_in_words}: pair {pair}, from 0, turns {speed:.4g} times as fast"
+        frequency_ratio = (inv_freq[pair] / expected[pair]).item()
+        return (
+            False,
+            f"{stated_in_words}: pair {pair}, from 0, turns {frequency_ratio:.4g} times as fast",
+        )
     return None, f"frequencies of its own for base {base:g}"
 
 
@@ -206,30 +209,30 @@ def _mistaken_frequencies(inv_freq: Tensor, base: float) -> Iterator[tuple[str, 
     other_base = _base_if_geometric(inv_freq)
     if other_base is None or abs(inv_freq[0] - 1) > _TOLERANCE:
         return
-    width = 2 * num_pairs * math.log(base) / math.log(other_base)
+    implied_width = 2 * num_pairs * math.log(base) / math.log(other_base)
     yield (
-        f"they are those of base {other_base:.6g}, or of a width of {width:.4g} instead of "
+        f"they are those of base {other_base:.6g}, or of a width of {implied_width:.4g} instead of "
         f"{2 * num_pairs}",
         _rope_frequencies(other_base, num_pairs),
     )
 
 
-def _rounded_frequencies(base: float, count: int) -> Iterator[tuple[str, Tensor]]:
+def _rounded_frequencies(base: float, num_pairs: int) -> Iterator[tuple[str, Tensor]]:
     """Yield RoPE's frequencies as they are after rounding to bfloat16 and to float16."""
     for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
-        yield f"rounded to {name}", _rope_frequencies(base, count).to(dtype).double()
+        yield f"rounded to {name}", _rope_frequencies(base, num_pairs).to(dtype).double()
 
 
-def _rope_frequencies(base: float, count: int) -> Tensor:
-    """Return RoPE's frequencies of `count` pairs: base^(-i / count)."""
-    return base ** (-torch.arange(count, dtype=torch.float64) / count)
+def _rope_frequencies(base: float, num_pairs: int) -> Tensor:
+    """Return RoPE's frequencies of `num_pairs` pairs: base^(-i / num_pairs)."""
+    return base ** (-torch.arange(num_pairs, dtype=torch.float64) / num_pairs)
 
 
-def _tensor2tensor_frequencies(base: float, count: int) -> Tensor:
+def _tensor2tensor_frequencies(base: float, num_pairs: int) -> Tensor:
     """Return frequencies that fall by one ratio from 1 to 1 / base, which tensor2tensor and fairseq
-    take for sinusoids: base^(-i / (count - 1))."""
-    return base ** (-torch.arange(count, dtype=torch.float64) / max(count - 1, 1))
+    take for sinusoids: base^(-i / (num_pairs - 1))."""
+    return base ** (-torch.arange(num_pairs, dtype=torch.float64) / max(num_pairs - 1, 1))
 
 
 def _base_if_geometric(inv_freq: Tensor) -> float | None:
@@ -251,10 +254,10 @@ def _base_if_geometric(inv_freq: Tensor) -> float | None:
 
 def _all_are_close(measured: Tensor, exact: Tensor) -> bool:
     """Return True if all frequencies are equal up to the error of their measurement."""
-    return measured.shape == exact.shape and bool(_are_close(measured, exact).all())
+    return measured.shape == exact.shape and bool(_is_close_by_pair(measured, exact).all())
 
 
-def _are_close(measured: Tensor, exact: Tensor) -> Tensor:
+def _is_close_by_pair(measured: Tensor, exact: Tensor) -> Tensor:
     """Return for each frequency whether it differs by less than the error of its measurement."""
     return (measured - exact).abs() <= 2e-4 * exact + 1e-7  # chosen, not derived
 
@@ -300,29 +303,31 @@ def _without_copies(inv_freq: Tensor) -> Tensor:
         if count % num_distinct:
             continue
         num_copies = count // num_distinct
-        first_ones = inv_freq[:num_distinct]
-        every_nth = inv_freq[::num_copies]
-        if (inv_freq - first_ones.repeat(num_copies)).abs().max() <= 1e-8:
-            return _without_copies(first_ones)
-        if (inv_freq - every_nth.repeat_interleave(num_copies)).abs().max() <= 1e-8:
-            return _without_copies(every_nth)
+        first_frequencies = inv_freq[:num_distinct]
+        every_nth_frequency = inv_freq[::num_copies]
+        if (inv_freq - first_frequencies.repeat(num_copies)).abs().max() <= 1e-8:
+            return _without_copies(first_frequencies)
+        if (inv_freq - every_nth_frequency.repeat_interleave(num_copies)).abs().max() <= 1e-8:
+            return _without_copies(every_nth_frequency)
     return inv_freq
 
 
 def _stated_numbers(subject: Subject, names: tuple[str, ...]) -> list[float]:
     """Return the numbers that the module states under any of `names`: as an argument of the user;
     if not, as an attribute, in its config, or as a default of its constructor."""
-    arguments: list[Any] = [
+    user_values: list[Any] = [
         subject.constructor_arguments[name]
         for name in names
         if name in subject.constructor_arguments
     ]
-    if arguments:
-        return [float(value) for value in arguments if isinstance(value, int | float)]
-    stated: list[Any] = []
+    if user_values:
+        return [float(value) for value in user_values if isinstance(value, int | float)]
+    stated_values: list[Any] = []
     for module in modules_without_containers(subject.module):
-        stated += _values_stated_by_module(module, names)
-    return [float(v) for v in stated if isinstance(v, int | float) and not isinstance(v, bool)]
+        stated_values += _values_stated_by_module(module, names)
+    return [
+        float(v) for v in stated_values if isinstance(v, int | float) and not isinstance(v, bool)
+    ]
 
 
 def _values_stated_by_module(module: Any, names: tuple[str, ...]) -> list[Any]:
@@ -337,18 +342,22 @@ def _values_stated_by_module(module: Any, names: tuple[str, ...]) -> list[Any]:
 
 def _states_scaling(subject: Subject) -> bool:
     """Return True if the module, its config or its arguments state a scaling of frequencies."""
-    stated: dict[str, Any] = {}
+    stated_settings: dict[str, Any] = {}
     for module in modules_without_containers(subject.module):
         config = getattr(module, "config", None)
-        stated |= {
+        stated_settings |= {
             p.name: p.default for p in _constructor_parameters(module) if p.default is not p.empty
         }
-        stated |= vars(module) | vars(module).get("_buffers", {}) | _rope_parameters(config)
-    stated |= subject.constructor_arguments
-    if stated.get("rope_type", "default") != "default":
+        stated_settings |= (
+            vars(module) | vars(module).get("_buffers", {}) | _rope_parameters(config)
+        )
+    stated_settings |= subject.constructor_arguments
+    if stated_settings.get("rope_type", "default") != "default":
         return True
-    named = [value for name, value in stated.items() if _SCALING_NAMES.search(name)]
-    return any(not callable(value) and not _means_no_scaling(value) for value in named)
+    scaling_values = [
+        value for name, value in stated_settings.items() if _SCALING_PATTERN.search(name)
+    ]
+    return any(not callable(value) and not _means_no_scaling(value) for value in scaling_values)
 
 
 def _means_no_scaling(value: Any) -> bool:

@@ -28,40 +28,46 @@ def judge_slopes(subject: Subject) -> CheckResult:
     if subject.reader.kind != "bias":
         return None, "no bias"
     bias = subject.read_result(subject.make_inputs(min(_NUM_TOKENS, subject.length)))
-    measured = _line_slopes(bias)
-    if measured is None:
+    measured_slopes = _line_slopes(bias)
+    if measured_slopes is None:
         # Without the query's own place the line is straight, and begins one step too far away.
         earlier_slopes = _line_slopes(bias[..., :-1])
-        own_step = bias[:, -1, -1] - bias[:, -1, -2]
-        if earlier_slopes is not None and _all_are_close(own_step.abs(), 2 * earlier_slopes.abs()):
+        step_to_own_place = bias[:, -1, -1] - bias[:, -1, -2]
+        if earlier_slopes is not None and _all_are_close(
+            step_to_own_place.abs(), 2 * earlier_slopes.abs()
+        ):
             return False, "the distance of every earlier key is one too large"
         return None, "no straight line"
-    is_rewarded = bool((measured < 0).all())
-    if not (is_rewarded or (measured > 0).all()):
+    rewards_distance = bool((measured_slopes < 0).all())
+    if not (rewards_distance or (measured_slopes > 0).all()):
         return None, "does not fall with distance"
-    departure, is_rounded = _describe_departure_from_line(subject, measured)
+    departure_in_words, is_rounded = _describe_departure_from_line(subject, measured_slopes)
     if is_rounded:
-        return False, departure
-    magnitudes = measured.abs()
-    count = len(measured)
+        return False, departure_in_words
+    magnitudes = measured_slopes.abs()
+    num_heads = len(measured_slopes)
     slopes_in_words = (
-        f"{count} heads: {_first_three_in_words(measured)}, ...{_describe_rewarded_future(bias)}"
+        f"{num_heads} heads: {_first_three_in_words(measured_slopes)}, ..."
+        f"{_describe_rewarded_future(bias)}"
     )
     exponent = _stated_exponent(subject.module)
-    expected = _authors_slopes(count, exponent)
-    mistakes = ["the sign: distance is rewarded"] if is_rewarded else []
-    if not _all_are_close(magnitudes, expected):
-        mistake = _name_mistake(magnitudes, exponent) or _describe_odd_head(magnitudes, expected)
+    expected_slopes = _authors_slopes(num_heads, exponent)
+    mistakes = ["the sign: distance is rewarded"] if rewards_distance else []
+    if not _all_are_close(magnitudes, expected_slopes):
+        mistake = _name_mistake(magnitudes, exponent) or _describe_odd_head(
+            magnitudes, expected_slopes
+        )
         if mistake is None:
-            text = f"slopes of its own: {slopes_in_words}{_describe_multiple(magnitudes, expected)}"
-            return None, f"{text}; {departure}" if departure else text
+            multiple_in_words = _describe_multiple(magnitudes, expected_slopes)
+            text = f"slopes of its own: {slopes_in_words}{multiple_in_words}"
+            return None, f"{text}; {departure_in_words}" if departure_in_words else text
         mistakes.append(mistake)
-    if departure:
-        mistakes.append(departure)
+    if departure_in_words:
+        mistakes.append(departure_in_words)
     if mistakes:
         return (
             False,
-            f"{slopes_in_words}; the authors' {_first_three_in_words(expected)}, ...: "
+            f"{slopes_in_words}; the authors' {_first_three_in_words(expected_slopes)}, ...: "
             f"{'; '.join(mistakes)}",
         )
     return True, slopes_in_words
@@ -105,9 +111,9 @@ def _describe_departure_from_line(subject: Subject, slopes: Tensor) -> tuple[str
     """Return as text where, at full length, the biases of earlier keys leave the lines with these
     slopes ("" if they keep them), and True if they do so because distances are rounded."""
     bias = subject.read_result(subject.make_inputs(subject.length))
-    count = bias.shape[-1]
-    queries = torch.arange(count)[-bias.shape[1] :]  # of a bias by key the last query
-    distance = (queries[:, None] - torch.arange(count)).double()
+    num_keys = bias.shape[-1]
+    query_positions = torch.arange(num_keys)[-bias.shape[1] :]  # of a bias by key the last query
+    distance = (query_positions[:, None] - torch.arange(num_keys)).double()
     errors_by_head = torch.stack(
         [_relative_error_of_line(*row, distance).max() for row in zip(bias, slopes, strict=True)]
     )
@@ -119,17 +125,17 @@ def _describe_departure_from_line(subject: Subject, slopes: Tensor) -> tuple[str
     worst_index = int(errors.argmax())
     worst_distance = distance.flatten()[worst_index].item()
     if worst <= _BFLOAT16_ROUNDING:
-        distinct_in_words = f"{_num_distinct(bias[:, -1]):,} of {count:,} distinct"
+        distinct_in_words = f"{_num_distinct(bias[:, -1]):,} of {num_keys:,} distinct"
         return (
             f"distances are rounded: off by {worst:.2g} of {worst_distance:,.0f}; "
             f"{distinct_in_words}",
             True,
         )
     first_distance = distance[~(errors <= _TOLERANCE)].min().item()
-    drop = _drop_from_own_place(bias[head], distance).flatten()[worst_index].item()
+    drop_at_worst = _drop_from_own_place(bias[head], distance).flatten()[worst_index].item()
     return (
-        f"head {head} leaves its line from distance {first_distance:,.0f} on: {-drop:.4g} and not "
-        f"{-slopes[head].item() * worst_distance:.4g} at {worst_distance:,.0f}"
+        f"head {head} leaves its line from distance {first_distance:,.0f} on: {-drop_at_worst:.4g} "
+        f"and not {-slopes[head].item() * worst_distance:.4g} at {worst_distance:,.0f}"
     ), False
 
 
@@ -147,8 +153,8 @@ def _relative_error_of_line(bias: Tensor, slope: Tensor, distance: Tensor) -> Te
 def _drop_from_own_place(bias: Tensor, distance: Tensor) -> Tensor:
     """Return by how much the bias of each key is below that at the query's own position, where
     `distance` is 0; all are (queries, keys)."""
-    own_place = (distance == 0).int().argmax(-1, keepdim=True)
-    return bias.gather(1, own_place) - bias
+    own_index = (distance == 0).int().argmax(-1, keepdim=True)
+    return bias.gather(1, own_index) - bias
 
 
 def _name_mistake(measured: Tensor, exponent: float) -> str | None:
@@ -178,39 +184,42 @@ def _mistaken_slopes(measured: Tensor, exponent: float) -> Iterator[tuple[str, T
 
     exponent: b of the right slopes 2^(-b h / H).
     """
-    count = len(measured)
-    if count == 1:  # one slope may be anything
+    num_heads = len(measured)
+    if num_heads == 1:  # one slope may be anything
         return
-    head_numbers = torch.arange(1, count + 1, dtype=torch.float64)
-    power_of_two = 1 << (count.bit_length() - 1)
-    expected = _authors_slopes(count, exponent)
+    head_numbers = torch.arange(1, num_heads + 1, dtype=torch.float64)
+    power_of_two = 1 << (num_heads.bit_length() - 1)
+    expected = _authors_slopes(num_heads, exponent)
     slopes_of_twice = _authors_slopes(2 * power_of_two, exponent)
     yield "heads are in reversed order", expected.flip(0)
-    if count > power_of_two:  # the authors add every second slope of twice as many heads
-        first_heads = expected[:power_of_two]
-        num_further = count - power_of_two
+    if num_heads > power_of_two:  # the authors add every second slope of twice as many heads
+        first_slopes = expected[:power_of_two]
+        num_further = num_heads - power_of_two
         only_in_words = "holds for powers of two only"
         yield (
             f"2^(-{exponent:g} h / H) {only_in_words}",
-            _geometric_slopes(head_numbers, count, exponent),
+            _geometric_slopes(head_numbers, num_heads, exponent),
         )
         yield (
             "further heads repeat the first ones",
-            torch.cat([first_heads, first_heads[:num_further]]),
+            torch.cat([first_slopes, first_slopes[:num_further]]),
         )
         name_of_first_slopes = (
             f"further heads take the first slopes of {2 * power_of_two} heads, not every second one"
         )
-        yield name_of_first_slopes, torch.cat([first_heads, slopes_of_twice[:num_further]])
-        yield f"the slopes are the first ones of {2 * power_of_two} heads", slopes_of_twice[:count]
+        yield name_of_first_slopes, torch.cat([first_slopes, slopes_of_twice[:num_further]])
+        yield (
+            f"the slopes are the first ones of {2 * power_of_two} heads",
+            slopes_of_twice[:num_heads],
+        )
     for start in (0, 2, 0.5, 1.5):
         shift = start - 1
         name_of_counting = f"heads are counted from {start:g}, not from 1"
-        yield name_of_counting, _geometric_slopes(head_numbers + shift, count, exponent)
+        yield name_of_counting, _geometric_slopes(head_numbers + shift, num_heads, exponent)
         # Of further heads, where they are counted as the others.
         for further_shift in (shift, 2 * shift):
             further_numbers = (
-                torch.arange(1, 2 * power_of_two + 1, 2)[: count - power_of_two] + further_shift
+                torch.arange(1, 2 * power_of_two + 1, 2)[: num_heads - power_of_two] + further_shift
             )
             slope_parts = [
                 _geometric_slopes(head_numbers[:power_of_two] + shift, power_of_two, exponent),
@@ -221,9 +230,9 @@ def _mistaken_slopes(measured: Tensor, exponent: float) -> Iterator[tuple[str, T
     reordered[measured.argsort(stable=True)] = expected.sort().values
     yield "heads are in another order", reordered
     name_of_base = "the base is e, not 2"
-    yield name_of_base, torch.exp(-exponent * head_numbers / count)
-    yield name_of_base, _authors_slopes(count, exponent / math.log(2))
-    if count < 3:  # any two slopes are of some exponent
+    yield name_of_base, torch.exp(-exponent * head_numbers / num_heads)
+    yield name_of_base, _authors_slopes(num_heads, exponent / math.log(2))
+    if num_heads < 3:  # any two slopes are of some exponent
         return
     for name, other_exponent, slopes in _slopes_of_other_exponents(
         measured, head_numbers, power_of_two
@@ -240,25 +249,25 @@ def _slopes_of_other_exponents(
     head_numbers: 1, 2, ..., one for each head. power_of_two: the largest that is not above the
     number of heads.
     """
-    count = len(measured)
+    num_heads = len(measured)
     first_exponent = -math.log2(measured[0].item())
     if first_exponent > 0:
         yield (
             "",
             first_exponent * power_of_two,
-            _authors_slopes(count, first_exponent * power_of_two),
+            _authors_slopes(num_heads, first_exponent * power_of_two),
         )
         yield (
             "2^(-b h / H) holds for powers of two only, and ",
-            first_exponent * count,
-            _geometric_slopes(head_numbers, count, first_exponent * count),
+            first_exponent * num_heads,
+            _geometric_slopes(head_numbers, num_heads, first_exponent * num_heads),
         )
-    ratio_exponent = -math.log2((measured[1] / measured[0]).item()) * count
+    ratio_exponent = -math.log2((measured[1] / measured[0]).item()) * num_heads
     if ratio_exponent > 0:
         yield (
             "heads are counted from 0, not from 1, and ",
             ratio_exponent,
-            _geometric_slopes(head_numbers - 1, count, ratio_exponent),
+            _geometric_slopes(head_numbers - 1, num_heads, ratio_exponent),
         )
 
 
@@ -288,9 +297,9 @@ def _stated_exponent(module: nn.Module) -> float:
 def _describe_multiple(measured: Tensor, expected: Tensor) -> str:
     """Return a remark if the slopes are a multiple of the expected ones: "; 8 times the authors'";
     else "". They are for Falcon, which adds its bias before the division by sqrt(head_dim)."""
-    factor = (measured[0] / expected[0]).item()
-    is_multiple = _all_are_close(measured, factor * expected)
-    return f"; {factor:.4g} times the authors'" if is_multiple else ""
+    slope_ratio = (measured[0] / expected[0]).item()
+    is_multiple = _all_are_close(measured, slope_ratio * expected)
+    return f"; {slope_ratio:.4g} times the authors'" if is_multiple else ""
 
 
 def _all_are_close(a: Tensor, b: Tensor) -> bool:

@@ -25,10 +25,12 @@ class FunctionModule(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.forward = function
-        names = getattr(getattr(function, "__code__", None), "co_names", ())
+        global_names = getattr(getattr(function, "__code__", None), "co_names", ())
         global_values = getattr(function, "__globals__", {})
         self.held_modules = nn.ModuleList(
-            global_values[name] for name in names if isinstance(global_values.get(name), nn.Module)
+            global_values[name]
+            for name in global_names
+            if isinstance(global_values.get(name), nn.Module)
         )
 
 

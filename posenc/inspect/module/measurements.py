@@ -13,7 +13,7 @@ from posenc.command_line.errors import one_line
 from posenc.inspect.module import check_consistency, check_precision, check_rotation, check_slopes
 from posenc.inspect.module.call_forms import (
     CALLS_BY_RETURN,
-    HEADS,
+    NUM_HEADS,
     RETURNS_IN_WORDS,
     WIDTH,
     calls_in_words,
@@ -44,7 +44,7 @@ CHECKS: dict[str, Callable[[Subject], CheckResult]] = {  # in the order of the t
     "slopes of ALiBi are the authors'": check_slopes.judge_slopes,
     "one compiled graph works for all lengths": check_consistency.judge_compiled_graphs,
 }
-_RETURNED = {
+_MEANING_IN_WORDS = {
     "rotated content": "rotated queries or keys",
     "sinusoids": "sines and cosines of positions",
     "cos and sin": "cosines and sines of angles",
@@ -57,7 +57,7 @@ _VERDICT_IN_WORDS = {True: "yes", False: "no", None: "–"}
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ModuleVerdict:
     """The result of one check.
 
     holds: True if the property named by `check` holds; None if it does not apply. measured: the
@@ -82,10 +82,10 @@ class ModuleSheet:
     called_as: str
     meaning: ResultMeaning
     length: int
-    checks: list[Verdict]
+    checks: list[ModuleVerdict]
 
     @property
-    def wrong(self) -> list[Verdict]:
+    def wrong(self) -> list[ModuleVerdict]:
         """Return the verdicts of the checks that fail."""
         return [verdict for verdict in self.checks if verdict.holds is False]
 
@@ -97,7 +97,7 @@ def measure_module(
     *,
     arguments: Mapping[str, Any] | None = None,
     width: int = WIDTH,
-    heads: int = HEADS,
+    heads: int = NUM_HEADS,
 ) -> ModuleSheet:
     """Check a position module of another library, or one of your own, for known mistakes.
 
@@ -122,9 +122,9 @@ def measure_module(
         make_copy = load_factory(path, arguments or {})
         constructor_arguments = dict(arguments or {})
         name = path.rpartition(":")[2]
-        returns = _resolve_returns(returns, path, name)
-        subject = find_subject(make_copy, returns, name, width, heads, constructor_arguments)
-        called_as = name + subject.form.name
+        as_word = _resolve_returns(returns, path, name)
+        subject = find_subject(make_copy, as_word, name, width, heads, constructor_arguments)
+        called_as = name + subject.form.call_in_words
         meaning = subject.reader.meaning
         checks = judge_subject(subject)
         return ModuleSheet(path, name, called_as, meaning, subject.length, checks)
@@ -140,7 +140,7 @@ def _resolve_returns(chosen: str | None, path: str, name: str) -> str:
         return chosen
     if chosen is None and name.replace("_", "-") in CALLS_BY_RETURN:
         return name.replace("_", "-")
-    calls_by_kind = "; ".join(
+    calls_of_all_words = "; ".join(
         f"--as {word}: {calls_in_words(word)} returns {RETURNS_IN_WORDS[word]}"
         for word in CALLS_BY_RETURN
     )
@@ -148,32 +148,32 @@ def _resolve_returns(chosen: str | None, path: str, name: str) -> str:
     raise ValueError(
         f"say what {name} returns by --as{got_in_words}, as in `posenc inspect module "
         f"{shlex.quote(path)} "
-        f"--as cos-sin`. {calls_by_kind}. Or write an adapter that is called so and calls yours, "
-        f"as this line does: {ADAPTER_COMMAND}"
+        f"--as cos-sin`. {calls_of_all_words}. Or write an adapter that is called so and calls "
+        f"yours, as this line does: {ADAPTER_COMMAND}"
     )
 
 
 @torch.no_grad()
-def judge_subject(subject: Subject) -> list[Verdict]:
+def judge_subject(subject: Subject) -> list[ModuleVerdict]:
     """Return a verdict for each of CHECKS. For a module that ignores the positions that it is
     given, return a verdict that says so, and all others as not applicable."""
-    check_of_use = "positions that it takes are used"
+    name_of_use_check = "positions that it takes are used"
     if subject.ignores_positions:
-        text = f"{subject.form.name} gives the same wherever its tokens are"
+        text = f"{subject.form.call_in_words} gives the same wherever its tokens are"
         unknown_verdicts = [
-            Verdict(check, None, "its positions change nothing") for check in CHECKS
+            ModuleVerdict(check, None, "its positions change nothing") for check in CHECKS
         ]
-        return [Verdict(check_of_use, False, text), *unknown_verdicts]
+        return [ModuleVerdict(name_of_use_check, False, text), *unknown_verdicts]
     return [_run_check(check, subject) for check in CHECKS]
 
 
-def _run_check(check: str, subject: Subject) -> Verdict:
+def _run_check(check: str, subject: Subject) -> ModuleVerdict:
     """Return the verdict of the check with this name in CHECKS; if the check raises an error, a
     verdict of None with the error as text."""
     try:
-        return Verdict(check, *CHECKS[check](subject))
+        return ModuleVerdict(check, *CHECKS[check](subject))
     except Exception as error:  # foreign code: any exception is the finding
-        return Verdict(check, None, f"does not run: {one_line(error)}")
+        return ModuleVerdict(check, None, f"does not run: {one_line(error)}")
 
 
 def report_of(sheet: ModuleSheet) -> Report:
@@ -191,7 +191,7 @@ def report_of(sheet: ModuleSheet) -> Report:
         {
             "module": sheet.path,
             "called_as": sheet.called_as,
-            "shows": _RETURNED[sheet.meaning],
+            "shows": _MEANING_IN_WORDS[sheet.meaning],
             "length": sheet.length,
             "answer": answer,
             "checks": sheet.checks,
@@ -203,7 +203,7 @@ def report_of(sheet: ModuleSheet) -> Report:
 def _answer(sheet: ModuleSheet) -> str:
     """Return sentences: what the module returns, and which of the checks that apply fail."""
     num_passed = sum(verdict.holds is True for verdict in sheet.checks)
-    opening = f"{sheet.name} returns {_RETURNED[sheet.meaning]}, computed from positions."
+    opening = f"{sheet.name} returns {_MEANING_IN_WORDS[sheet.meaning]}, computed from positions."
     if not sheet.wrong:
         return f"{opening} All {num_passed} checks that apply pass."
     names_of_wrong = "; ".join(verdict.check for verdict in sheet.wrong)

@@ -75,29 +75,32 @@ class ResultReader:
         parts = self.tensors_of_row(returned, batch, row)
         # For each of the parts, its axes that count positions. Readers other than of "cos and sin"
         # and "values" take a single part.
-        axes = list(self.axes.values())
+        axes_of_parts = list(self.axes.values())
         match self.meaning:
             case "bias":
-                return to_double_precision(bias_matrix(parts[0], axes[0]))
+                return to_double_precision(bias_matrix(parts[0], axes_of_parts[0]))
             case "cos and sin":
                 cos, sin = (
-                    to_double_precision(rows_by_position(p, a[0]))
-                    for p, a in zip(parts, axes, strict=True)
+                    to_double_precision(rows_by_position(part, part_axes[0]))
+                    for part, part_axes in zip(parts, axes_of_parts, strict=True)
                 )
                 return torch.complex(cos, sin)
             case "sinusoids":
-                table = to_double_precision(rows_by_position(parts[0], axes[0][0]))
-                first, second = (list(side) for side in zip(*self.pairs, strict=True))
+                table = to_double_precision(rows_by_position(parts[0], axes_of_parts[0][0]))
+                first, second = (list(channels) for channels in zip(*self.pairs, strict=True))
                 return torch.complex(table[:, first], table[:, second])
             case "complex":
-                return to_double_precision(rows_by_position(parts[0], axes[0][0]))
-        all_rows = [rows_by_position(part, a[0]) for part, a in zip(parts, axes, strict=True)]
+                return to_double_precision(rows_by_position(parts[0], axes_of_parts[0][0]))
+        all_rows = [
+            rows_by_position(part, part_axes[0])
+            for part, part_axes in zip(parts, axes_of_parts, strict=True)
+        ]
         return to_double_precision(torch.cat(all_rows, -1))
 
     def rotated_sides(self, returned: Any, batch: int = 1, row: int = 0) -> list[Tensor]:
         """Return the rotated queries, and rotated keys if they are returned too: (positions, heads,
         pairs) complex."""
-        first, second = (list(side) for side in zip(*self.pairs, strict=True))
+        first, second = (list(channels) for channels in zip(*self.pairs, strict=True))
         rotated = self.rotated_channels(returned, batch, row)
         return [torch.complex(side[..., first], side[..., second]) for side in rotated]
 
@@ -123,18 +126,18 @@ class ResultReader:
 
 
 def reader_of_results(
-    run: Run, returns: str, form: CallForm, width: int, axes: list[tuple[int, ...]]
+    run: Run, as_word: str, form: CallForm, width: int, axes: list[tuple[int, ...]]
 ) -> ResultReader:
     """Return the reader that fits the results of a module.
 
-    run: calls the module. returns: the word of --as. form: how it is called. width: channels of a
+    run: calls the module. as_word: the word of --as. form: how it is called. width: channels of a
     token or head. axes: the axes of positions of each tensor that it returns; a tensor with none is
     not read.
 
     Raises: UnfitCall if the results are not what RETURNS_IN_WORDS[returns] promises.
     """
     axes_by_index = {index: part_axes for index, part_axes in enumerate(axes) if part_axes}
-    match returns:
+    match as_word:
         case "cos-sin":
             return _cos_sin_reader(run, width, axes_by_index)
         case "rotate":
@@ -200,10 +203,10 @@ def _rotated_content_reader(
         raise UnfitCall(
             f"returns {shapes}, and not {num_inputs} tensors in the shape of what it is given"
         )
-    sides = find_rotated_pairs(run, width, axes)
-    if sides is None:
+    pairs_by_side = find_rotated_pairs(run, width, axes)
+    if pairs_by_side is None:
         return ResultReader("values", "values", axes)
-    pairs_of_all = _union_of_pairs(sides)
+    pairs_of_all = _union_of_pairs(pairs_by_side)
     if pairs_of_all and not _share_channels(pairs_of_all):
         # Only channels that some head rotates get content, so that a pair shows its angle in its
         # first channel alone. A head may leave some of these pairs as they are.
@@ -213,25 +216,25 @@ def _rotated_content_reader(
     # Pairs that share a channel cannot be read as one rotation. Pairs next to values tell the
     # checks that queries and keys rotate different channels, so they are left out if both rotate
     # alike.
-    sides_are_alike = all(pairs_by_head == sides[0] for pairs_by_head in sides)
+    sides_are_alike = all(pairs_by_head == pairs_by_side[0] for pairs_by_head in pairs_by_side)
     return ResultReader("values", "values", axes, () if sides_are_alike else pairs_of_all)
 
 
-def _union_of_pairs(sides: list[list[Pairs]]) -> Pairs:
+def _union_of_pairs(pairs_by_side: list[list[Pairs]]) -> Pairs:
     """Return each pair that any head of any side rotates, once and sorted.
 
-    sides: for queries, and for keys if they are returned, too, the pairs of each head.
+    pairs_by_side: for queries, and for keys if they are returned, too, the pairs of each head.
     """
     pairs: set[tuple[int, int]] = set()
-    for pairs_by_head in sides:
+    for pairs_by_head in pairs_by_side:
         pairs.update(*pairs_by_head)
     return tuple(sorted(pairs))
 
 
 def _share_channels(pairs: Pairs) -> bool:
     """Return True if any channel is in two pairs."""
-    members = [channel for pair in pairs for channel in pair]
-    return len(set(members)) < len(members)
+    channels = [channel for pair in pairs for channel in pair]
+    return len(set(channels)) < len(channels)
 
 
 def _added_content_reader(run: Run, width: int, axes: PositionAxes) -> ResultReader:
@@ -245,34 +248,37 @@ def _added_content_reader(run: Run, width: int, axes: PositionAxes) -> ResultRea
         return [parts[index] for index in axes]
 
     parts = added_tensors()
-    of_zeros = added_tensors(torch.zeros(width))
-    if all(_are_close(a, b) for a, b in zip(parts, of_zeros, strict=True)):  # content plays no part
+    parts_for_zeros = added_tensors(torch.zeros(width))
+    content_plays_no_part = all(
+        _are_close(a, b) for a, b in zip(parts, parts_for_zeros, strict=True)
+    )
+    if content_plays_no_part:
         return _table_reader(parts, axes)
-    if all(map(_adds_same_content, parts, of_zeros, axes.values())):
-        return replace(_table_reader(of_zeros, axes), probe=torch.zeros(width))
-    if not any(part.any() for part in of_zeros):  # as of a rotation
+    if all(map(_adds_same_content, parts, parts_for_zeros, axes.values())):
+        return replace(_table_reader(parts_for_zeros, axes), probe=torch.zeros(width))
+    if not any(part.any() for part in parts_for_zeros):  # as of a rotation
         raise UnfitCall("what it returns is not its input with a row added for each position")
     return ResultReader("values", "values", axes)  # as where a norm follows
 
 
-def _adds_same_content(with_content: Tensor, without: Tensor, axes: tuple[int, ...]) -> bool:
+def _adds_same_content(with_content: Tensor, with_zeros: Tensor, axes: tuple[int, ...]) -> bool:
     """Return True if the content of tokens changes the result by the same row at each position.
 
-    with_content, without: results for equal tokens, and for tokens of zeros. axes: the axis of
+    with_content, with_zeros: results for equal tokens, and for tokens of zeros. axes: the axis of
     positions of both.
     """
-    gap = rows_by_position(with_content, axes[0]) - rows_by_position(without, axes[0])
-    return _are_close(gap, gap[:1].expand_as(gap))
+    difference = rows_by_position(with_content, axes[0]) - rows_by_position(with_zeros, axes[0])
+    return _are_close(difference, difference[:1].expand_as(difference))
 
 
 def _table_reader(parts: list[Tensor], axes: PositionAxes) -> ResultReader:
     """Return a reader of a table of positions: as sinusoids if its channels are sines and cosines
     in pairs, else as values."""
-    first = parts[0]
+    first_part = parts[0]
     axis = next(iter(axes.values()))
-    table = to_double_precision(rows_by_position(first, axis[0]))
+    table = to_double_precision(rows_by_position(first_part, axis[0]))
     for pairs in _pair_layouts(table.shape[-1]) if len(parts) == 1 else ():
-        a, b = (table[:, list(side)] for side in zip(*pairs, strict=True))
+        a, b = (table[:, list(channels)] for channels in zip(*pairs, strict=True))
         if _are_cosine_and_sine(a, b):
             return ResultReader("rotation", "sinusoids", axes, pairs)
     return ResultReader("values", "values", axes)
@@ -291,8 +297,10 @@ def _pair_layouts(width: int) -> tuple[Pairs, ...]:
 def _are_cosine_and_sine(a: Tensor, b: Tensor) -> bool:
     """Return True if a and b (positions, pairs) may be cosines and sines of the same angles, up to
     a factor for each pair: their squares have the same sum at each position."""
-    squares = a**2 + b**2
-    return bool((squares > 0).all()) and _are_close(squares, squares[:1].expand_as(squares))
+    sums_of_squares = a**2 + b**2
+    return bool((sums_of_squares > 0).all()) and _are_close(
+        sums_of_squares, sums_of_squares[:1].expand_as(sums_of_squares)
+    )
 
 
 def find_rotated_pairs(run: Run, width: int, axes: PositionAxes) -> list[list[Pairs]] | None:
@@ -336,8 +344,11 @@ def _pairs_rotated_by_head(linear_map: Tensor) -> Pairs | None:
     """
     between_channels = linear_map.abs().clone()
     between_channels.fill_diagonal_(0)
-    size, partner = between_channels.max(0)  # the other channel that each channel moves most
-    pairs = tuple((i, int(j)) for i, j in enumerate(partner.tolist()) if size[i] > 1e-9 and i < j)
+    # The partner is the other channel that each channel moves most.
+    largest_entries, partners = between_channels.max(0)
+    pairs = tuple(
+        (i, int(j)) for i, j in enumerate(partners.tolist()) if largest_entries[i] > 1e-9 and i < j
+    )
     for i, j in pairs:
         between_channels[i, j] = between_channels[j, i] = 0
     return pairs if between_channels.max() <= TOLERANCE * linear_map.abs().max() else None

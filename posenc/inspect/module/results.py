@@ -83,8 +83,8 @@ def absolute_difference(a: Tensor, b: Tensor) -> Tensor:
 def largest_magnitude(a: Tensor) -> float:
     """Return the largest finite magnitude in a tensor; 0 if it has no finite number."""
     magnitudes = to_double_precision(a).abs()
-    finite = magnitudes[magnitudes.isfinite()]
-    return finite.max().item() if len(finite) else 0.0
+    finite_magnitudes = magnitudes[magnitudes.isfinite()]
+    return finite_magnitudes.max().item() if len(finite_magnitudes) else 0.0
 
 
 def are_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
@@ -129,51 +129,53 @@ def measure_errors(kind: ResultKind, actual: Tensor, expected: Tensor) -> RowErr
     if actual.shape != expected.shape:
         raise ValueError(f"shapes {tuple(actual.shape)} and {tuple(expected.shape)}")
     if kind == "rotation":
-        angle = (actual * expected.conj()).angle().abs()
-        by_row = torch.maximum(angle, (actual.abs() / expected.abs()).log().abs()).amax(-1)
+        angles = (actual * expected.conj()).angle().abs()
+        by_row = torch.maximum(angles, (actual.abs() / expected.abs()).log().abs()).amax(-1)
         return RowErrors(by_row, f"{by_row.max():.2g} rad")
     if kind == "bias":
         return _bias_error(actual, expected)
-    scale = expected.abs().amax(-1).clamp(min=1e-30)  # a row may be all zeros
-    by_row = (actual - expected).abs().amax(-1) / scale
+    largest_in_row = expected.abs().amax(-1).clamp(min=1e-30)  # a row may be all zeros
+    by_row = (actual - expected).abs().amax(-1) / largest_in_row
     return RowErrors(by_row, f"{by_row.max():.2g} of a row's largest")
 
 
-def bias_minus_largest(bias: Tensor, queries: Tensor, fill: float = 0.0) -> Tensor:
+def bias_minus_largest(bias: Tensor, query_indices: Tensor, fill: float = 0.0) -> Tensor:
     """Return the bias of keys up to each query minus the largest in its row, (heads, queries,
     keys).
 
-    bias: (heads, queries, keys), or (heads, 1, keys) with one row for all queries. queries: the
-    rows to return. fill: the value for later keys, and for those that the bias hides.
+    bias: (heads, queries, keys), or (heads, 1, keys) with one row for all queries. query_indices:
+    the rows to return. fill: the value for later keys, and for those that the bias hides.
     """
-    keys = torch.arange(bias.shape[-1])
-    rows = bias.expand(-1, len(queries), -1) if bias.shape[1] == 1 else bias[:, queries]
-    past = (keys <= queries[:, None]) & rows.isfinite()
-    past_only = rows.masked_fill(~past, -torch.inf)
-    return (past_only - past_only.amax(-1, keepdim=True)).masked_fill(~past, fill)
+    key_indices = torch.arange(bias.shape[-1])
+    rows = bias.expand(-1, len(query_indices), -1) if bias.shape[1] == 1 else bias[:, query_indices]
+    is_past = (key_indices <= query_indices[:, None]) & rows.isfinite()
+    past_rows = rows.masked_fill(~is_past, -torch.inf)
+    return (past_rows - past_rows.amax(-1, keepdim=True)).masked_fill(~is_past, fill)
 
 
 def _bias_error(actual: Tensor, expected: Tensor) -> RowErrors:
     """Return the errors of a bias as `measure_errors` defines them; the description adds how far
     they move the weights of a softmax, at most."""
     num_keys = expected.shape[-1]  # queries are spread over all, the last among them
-    queries = (
+    query_indices = (
         torch.linspace(num_keys - 1, max(1, num_keys // _NUM_CHECKED_ROWS), _NUM_CHECKED_ROWS)
         .long()
         .unique()
     )
     if actual.isnan().any():
-        return RowErrors(torch.full((len(queries),), torch.nan), "NaN")
-    inexact = bias_minus_largest(actual, queries)
-    exact = bias_minus_largest(expected, queries)
-    logits = (inexact - exact).abs()
-    relative_errors = logits / (1 + exact.abs())
-    weights = [bias_minus_largest(b, queries, -torch.inf).softmax(-1) for b in (actual, expected)]
+        return RowErrors(torch.full((len(query_indices),), torch.nan), "NaN")
+    actual_rows = bias_minus_largest(actual, query_indices)
+    expected_rows = bias_minus_largest(expected, query_indices)
+    differences = (actual_rows - expected_rows).abs()
+    relative_errors = differences / (1 + expected_rows.abs())
+    weights = [
+        bias_minus_largest(b, query_indices, -torch.inf).softmax(-1) for b in (actual, expected)
+    ]
     moved_weight = (weights[0] - weights[1]).abs().sum(-1).max() / 2
-    worst_logit = logits.flatten()[relative_errors.argmax()]
+    worst_difference = differences.flatten()[relative_errors.argmax()]
     return RowErrors(
         relative_errors.amax((0, 2)),
-        f"{worst_logit:.2g} logits within a row, weights by {moved_weight:.2g}",
+        f"{worst_difference:.2g} logits within a row, weights by {moved_weight:.2g}",
     )
 
 
@@ -183,8 +185,12 @@ def worst_head_in_words(errors: Tensor) -> str:
 
     errors: (..., heads, pairs).
     """
-    heads = errors.movedim(-2, 0).flatten(1).amax(-1)
-    return f" in head {int(heads.argmax())} of {len(heads)}" if len(heads) > 1 else ""
+    error_by_head = errors.movedim(-2, 0).flatten(1).amax(-1)
+    return (
+        f" in head {int(error_by_head.argmax())} of {len(error_by_head)}"
+        if len(error_by_head) > 1
+        else ""
+    )
 
 
 def count_distinct(
@@ -198,7 +204,7 @@ def count_distinct(
     if kind == "bias":
         last_rows = result[:, -1]
         last_rows = last_rows if dtype is None else last_rows.to(dtype)
-        return max(len(head.unique()) for head in last_rows), result.shape[-1]
+        return max(len(head_row.unique()) for head_row in last_rows), result.shape[-1]
     rows = torch.view_as_real(result).flatten(1) if result.is_complex() else result
     rows = rows if dtype is None else rows.to(dtype)
     return len(rows.unique(dim=0)), len(rows)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from posenc.command_line.errors import one_line
 from posenc.inspect.module.call_forms import (
     CALLS_BY_RETURN,
-    HEADS,
+    NUM_HEADS,
     RETURNS_IN_WORDS,
     WIDTH,
     CallForm,
@@ -64,11 +64,11 @@ ADAPTER_COMMAND = (
 """A line that writes an adapter and inspects it."""
 
 
-class MixesTokens(UnfitCall):
+class ModuleMixesTokens(UnfitCall):
     """Raised for a module that computes the result of one token from other tokens."""
 
 
-class CountsHeads(UnfitCall):
+class ModuleCountsHeads(UnfitCall):
     """Raised for a module that takes the axis of heads of its input for that of positions."""
 
 
@@ -86,10 +86,10 @@ class Subject:
 
     module: one copy, for its attributes and docstrings.
     make_copy: makes an unused copy.
-    returns: the word of --as, such as "cos-sin".
+    as_word: the word of --as, such as "cos-sin".
     form: how it is called.
     reader: how its results are read.
-    width, heads: channels of a token or head, and number of heads, of what it is given.
+    width, num_heads: channels of a token or head, and number of heads, of what it is given.
     length: number of tokens in the longest calls of the checks; the module takes as many.
     refusal: the first length that it refuses; None if it takes all that are tried.
     stated_positions: number of positions that it claims to have, or None.
@@ -99,11 +99,11 @@ class Subject:
 
     module: nn.Module
     make_copy: Callable[[], nn.Module]
-    returns: str
+    as_word: str
     form: CallForm
     reader: ResultReader
     width: int = WIDTH
-    heads: int = HEADS
+    num_heads: int = NUM_HEADS
     length: int = _MAX_LENGTH
     refusal: Refusal | None = None
     stated_positions: int | None = None
@@ -118,7 +118,7 @@ class Subject:
         if isinstance(positions, int):
             positions = torch.arange(positions)
         fields = {"probe": self.reader.probe, **fields}
-        return Inputs(positions, self.width, heads=self.heads, **fields)
+        return Inputs(positions, self.width, num_heads=self.num_heads, **fields)
 
     def read_result(
         self,
@@ -139,80 +139,81 @@ class Subject:
 def modules_without_containers(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the module and those inside it, without those that only hold others: FunctionModule,
     which wraps a plain function, and ModuleList."""
-    shells = FunctionModule | nn.ModuleList
-    return (part for part in module.modules() if not isinstance(part, shells))
+    container_types = FunctionModule | nn.ModuleList
+    return (part for part in module.modules() if not isinstance(part, container_types))
 
 
 def find_subject(
     make_copy: Callable[[], nn.Module],
-    returns: str,
+    as_word: str,
     name: str = "",
     width: int = WIDTH,
-    heads: int = HEADS,
+    num_heads: int = NUM_HEADS,
     constructor_arguments: Mapping[str, Any] | None = None,
 ) -> Subject:
-    """Return the module as a subject of checks, called in the first form of `returns` in which its
+    """Return the module as a subject of checks, called in the first form of `as_word` in which its
     result depends on positions.
 
-    make_copy: builds the module. returns: the word of --as. name: of the module, for a message.
+    make_copy: builds the module. as_word: the word of --as. name: of the module, for a message.
     constructor_arguments: what `make_copy` passes to the constructor.
 
     Raises: ValueError with what was tried and two ways out.
     """
-    tried: dict[str, str] = {}
+    reason_by_call: dict[str, str] = {}
     module = make_copy()
     name = name or type(module).__name__
     try:
-        for form in possible_forms(module, returns):
+        for form in possible_forms(module, as_word):
             try:
-                subject = _prove_subject(make_copy, returns, form, width, heads)
-            except (MixesTokens, CountsHeads) as unfit:
-                tried = {form.name: str(unfit)}
+                subject = _prove_subject(make_copy, as_word, form, width, num_heads)
+            except (ModuleMixesTokens, ModuleCountsHeads) as unfit:
+                reason_by_call = {form.call_in_words: str(unfit)}
                 break
             except UnfitCall as unfit:
-                tried[form.name] = str(unfit)
+                reason_by_call[form.call_in_words] = str(unfit)
             except Exception as error:  # a call that does not fit may fail in any way
-                tried.setdefault(form.name, one_line(error))
+                reason_by_call.setdefault(form.call_in_words, one_line(error))
             else:
                 subject = replace(subject, constructor_arguments=constructor_arguments or {})
                 return subject if subject.ignores_positions else with_longest_length(subject)
     except UnknownArguments as unbound:
         reason = str(unbound)
     else:
-        reason = f"--as {returns} calls " + "; ".join(
-            f"{form}: {why}" for form, why in tried.items()
+        reason = f"--as {as_word} calls " + "; ".join(
+            f"{call_in_words}: {reason_of_call}"
+            for call_in_words, reason_of_call in reason_by_call.items()
         )
-    others = ", ".join(word for word in CALLS_BY_RETURN if word != returns)
+    other_words = ", ".join(word for word in CALLS_BY_RETURN if word != as_word)
     raise ValueError(
         f"{name} is not judged: {reason.rstrip('.')}. It must return "
-        f"{RETURNS_IN_WORDS[returns]}; --as may be {others} too, --width and "
-        f"--heads are {width} and {heads}. Or write an adapter that is "
+        f"{RETURNS_IN_WORDS[as_word]}; --as may be {other_words} too, --width and "
+        f"--heads are {width} and {num_heads}. Or write an adapter that is "
         f"called so and calls yours, as this line does: {ADAPTER_COMMAND}"
     )
 
 
 def _prove_subject(
-    make_copy: Callable[[], nn.Module], returns: str, form: CallForm, width: int, heads: int
+    make_copy: Callable[[], nn.Module], as_word: str, form: CallForm, width: int, num_heads: int
 ) -> Subject:
     """Return the module as a subject of checks, called in this form, if it can be judged so.
 
     Called with few and with many positions it must return tensors of floating point with an axis of
     positions, no NaN, and the same for the same input; and positions must change what it returns.
 
-    make_copy: builds the module. returns: what --as says that it returns. form: how it is called.
+    make_copy: builds the module. as_word: what --as says that it returns. form: how it is called.
     Raises: UnfitCall, with the first of these that fails.
     """
-    few_tokens, many_tokens, *_ = (n for n in _LENGTHS_TRIED if n not in (width, heads))
+    few_tokens, many_tokens, *_ = (n for n in _LENGTHS_TRIED if n not in (width, num_heads))
 
     def run(inputs: Inputs) -> Any:
-        return form.call(make_copy(), replace(inputs, heads=heads))
+        return form.call(make_copy(), replace(inputs, num_heads=num_heads))
 
     axes = _find_position_axes(run, width, (few_tokens, many_tokens))
 
     def tensors_of_call(**changes: Any) -> list[Tensor]:
         """Return the tensors with an axis of positions, of a call with `changes` of its inputs."""
         parts = floating_tensors(run(replace(Inputs(torch.arange(many_tokens), width), **changes)))
-        return [part for part, has_positions in zip(parts, axes, strict=True) if has_positions]
+        return [part for part, part_axes in zip(parts, axes, strict=True) if part_axes]
 
     plain_results = tensors_of_call()
     _refuse_random_results(plain_results, tensors_of_call)
@@ -227,17 +228,17 @@ def _prove_subject(
         ignores_positions = not any(
             _differ(a, b) for a, b in zip(results_of_spread, plain_results, strict=True)
         )
-    reader = reader_of_results(run, returns, form, width, axes)
+    reader = reader_of_results(run, as_word, form, width, axes)
     module = make_copy()
     stated_limit = stated_max_positions(module)
     return Subject(
         module,
         make_copy,
-        returns,
+        as_word,
         form,
         reader,
         width,
-        heads,
+        num_heads,
         stated_positions=stated_limit,
         ignores_positions=ignores_positions,
     )
@@ -251,23 +252,25 @@ def _find_position_axes(
 
     Raises: UnfitCall if there is no such axis.
     """
-    short, long = (floating_tensors(run(Inputs(torch.arange(count), width))) for count in counts)
-    if len(short) != len(long) or not long:
+    short_parts, long_parts = (
+        floating_tensors(run(Inputs(torch.arange(count), width))) for count in counts
+    )
+    if len(short_parts) != len(long_parts) or not long_parts:
         raise UnfitCall("returns no tensor of floating point")
-    axes = [position_axes(a, b, counts) for a, b in zip(short, long, strict=True)]
+    axes = [position_axes(a, b, counts) for a, b in zip(short_parts, long_parts, strict=True)]
     if not any(axes):
         raise UnfitCall("returns nothing with an axis of positions")
     return axes
 
 
 def _refuse_random_results(
-    plain: list[Tensor], tensors_of_call: Callable[[], list[Tensor]]
+    plain_results: list[Tensor], tensors_of_call: Callable[[], list[Tensor]]
 ) -> None:
-    """Raise UnfitCall for NaN in the results `plain`, or if `tensors_of_call`, which repeats the
-    call, returns other results."""
-    if any(t.isnan().any() for t in plain):
+    """Raise UnfitCall for NaN in `plain_results`, or if `tensors_of_call`, which repeats the call,
+    returns other results."""
+    if any(part.isnan().any() for part in plain_results):
         raise UnfitCall("returns NaN")
-    if any(not torch.equal(a, b) for a, b in zip(plain, tensors_of_call(), strict=True)):
+    if any(not torch.equal(a, b) for a, b in zip(plain_results, tensors_of_call(), strict=True)):
         raise UnfitCall(
             "gives another result for the same call: it is random, or keeps count outside"
         )
@@ -286,42 +289,42 @@ def _depends_on_place(tensors: list[Tensor], axes: list[tuple[int, ...]]) -> boo
 
 def _refuse_mixing_tokens(
     form: CallForm,
-    plain: list[Tensor],
+    plain_results: list[Tensor],
     axes: list[tuple[int, ...]],
     tensors_of_call: Any,
     count: int,
 ) -> None:
-    """Raise MixesTokens for a layer in which the row of one token depends on another token.
+    """Raise ModuleMixesTokens for a layer in which the row of one token depends on another token.
 
-    plain: the results of a call. axes: their axes of positions. tensors_of_call: repeats the call
-    with another content of `changed_token`. count: its number of tokens.
+    plain_results: the results of a call. axes: their axes of positions. tensors_of_call: repeats
+    the call with another content of `changed_token`. count: its number of tokens.
     """
     if not form.words & {"x", "q", "k"}:
         return
-    for changed in (0, count - 1):
-        others = [i for i in range(count) if i != changed]
+    for changed_token in (0, count - 1):
+        other_tokens = [i for i in range(count) if i != changed_token]
         for before, after, part_axes in zip(
-            plain, tensors_of_call(changed_token=changed), axes, strict=True
+            plain_results, tensors_of_call(changed_token=changed_token), axes, strict=True
         ):
             if len(part_axes) != 1:
                 continue
-            rows_before = rows_by_position(before, part_axes[0])[others]
-            rows_after = rows_by_position(after, part_axes[0])[others]
+            rows_before = rows_by_position(before, part_axes[0])[other_tokens]
+            rows_after = rows_by_position(after, part_axes[0])[other_tokens]
             if _differ(rows_before, rows_after):
                 largest_move = absolute_difference(rows_before, rows_after).max().item()
-                raise MixesTokens(
-                    f"another content of token {changed} moves other tokens' rows by "
+                raise ModuleMixesTokens(
+                    f"another content of token {changed_token} moves other tokens' rows by "
                     f"{largest_move:.2g}: a layer that reads the sequence, and no position module"
                 )
 
 
-def _refuse_counting_heads(form: CallForm, plain: list[Tensor]) -> None:
-    """Raise CountsHeads if equal heads get different rows in the results `plain`."""
+def _refuse_counting_heads(form: CallForm, plain_results: list[Tensor]) -> None:
+    """Raise ModuleCountsHeads if equal heads get different rows in `plain_results`."""
     if form.content_shape != "bhnw" or not form.words & {"x", "q", "k"}:
         return
-    for part in plain:
+    for part in plain_results:
         if part.ndim == 4 and _differ(part.roll(1, 1), part):
-            raise CountsHeads(
+            raise ModuleCountsHeads(
                 "equal tokens get equal rows, and equal heads do not: it takes the heads for "
                 "tokens. If it is made for (batch, tokens, heads, width), transpose in an adapter"
             )
@@ -362,9 +365,9 @@ def with_longest_length(subject: Subject) -> Subject:
     num_accepted = 11  # `_prove_subject` has called it with as many at least
     for count in (2**i for i in range(4, _MAX_LENGTH.bit_length())):  # 16, 32, ..., _MAX_LENGTH
         start = time.perf_counter()
-        error = _error_of_call(subject, count)
-        if error is not None:
-            return _with_refusal_between(subject, num_accepted, count, error)
+        error_message = _error_of_call(subject, count)
+        if error_message is not None:
+            return _with_refusal_between(subject, num_accepted, count, error_message)
         num_accepted = count
         num_numbers = subject.read_result(subject.make_inputs(count)).numel()
         is_bias = subject.reader.kind == "bias"
@@ -378,22 +381,22 @@ def with_longest_length(subject: Subject) -> Subject:
 
 
 def _with_refusal_between(
-    subject: Subject, num_accepted: int, num_refused: int, error: str
+    subject: Subject, num_accepted: int, num_refused: int, error_message: str
 ) -> Subject:
     """Return the subject with its `length` and `refusal`, found by bisection.
 
     num_accepted: a number of tokens that the module takes. num_refused: a larger one that it
-    refuses, with the message `error`.
+    refuses, with the message `error_message`.
     """
     while num_refused - num_accepted > 1:
         middle = (num_accepted + num_refused) // 2
-        error_at_middle = _error_of_call(subject, middle)
-        if error_at_middle is None:
+        message_at_middle = _error_of_call(subject, middle)
+        if message_at_middle is None:
             num_accepted = middle
         else:
             num_refused = middle
-            error = error_at_middle
-    return replace(subject, length=num_accepted, refusal=Refusal(num_refused, error))
+            error_message = message_at_middle
+    return replace(subject, length=num_accepted, refusal=Refusal(num_refused, error_message))
 
 
 def _error_of_call(subject: Subject, count: int) -> str | None:

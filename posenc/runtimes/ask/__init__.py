@@ -1,8 +1,8 @@
 """Ask installed runtimes what they compute."""
 
 from posenc.runtimes.ask.answers import (
-    Asked,
     Rotation,
+    RuntimeAnswer,
     as_computed,
     as_loaded,
     runtime_name_of,
@@ -11,19 +11,19 @@ from posenc.runtimes.ask.interpreters import (
     PROBES,
     AskError,
     ask,
-    installed_version,
+    installed_runtime_version,
     runtimes_of,
 )
 
 __all__ = [
     "PROBES",
     "AskError",
-    "Asked",
     "Rotation",
+    "RuntimeAnswer",
     "as_computed",
     "as_loaded",
     "ask",
-    "installed_version",
+    "installed_runtime_version",
     "runtime_name_of",
     "runtimes_of",
 ]

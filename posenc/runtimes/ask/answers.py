@@ -22,7 +22,7 @@ MOST_LETTERS = 300
 """Letters of what a runtime says that are passed on."""
 ALL_LAYERS = "all"
 FULL_ATTENTION = "full_attention"
-"""Runtimes that admit no text beyond a length."""
+"""Kinds of layers of a rotation whose module names no kind."""
 SWITCH_OF_CHANGING_FREQUENCIES: dict[str, Switch] = {"vllm": "start", "sglang": "batch"}
 """When the frequencies of a runtime change, if they do; "length" of the others."""
 LOADED_AS = {
@@ -33,7 +33,7 @@ LOADED_AS = {
     "n_ctx_orig_yarn": "original_length",
 }
 """llama.cpp's name of what it loaded -> the field of Metadata."""
-PRINTED_TO = 1e-5
+PRINTED_TOLERANCE = 1e-5
 """Relative precision to which llama.cpp prints what it loaded."""
 
 
@@ -56,48 +56,51 @@ class Rotation:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RuntimeAnswer:
     """One runtime's own answer about a file.
 
-    runtime, version: who answers. refuses: its words, where it does not build the model, or load
-    the file. no_model: whether it refuses because it has no model of this architecture. stops: its
-    words, where a forward pass of the model that it builds stops as it rotates.
-    unmeasured: why nothing is known, where it builds the model and its rotation cannot be read.
-    model: the class that it builds. softmax_scales: what attention multiplies q . k by, each value
-    once. changes: whether frequencies depend on the length. without_rotation: layers whose
-    attention rotates nothing; None if no attention tells. interleaved: whether channels 2i and
-    2i + 1 are a pair; None if that could not be measured. admits: tokens of the longest sequence
-    that a server admits; of transformers, which admits any, the config's max_position_embeddings.
+    runtime, version: who answers.
+    refusal: its words, where it does not build the model, or load the file. no_model: whether it
+        refuses because it has no model of this architecture.
+    stop_message: its words, where a forward pass of the model that it builds stops as it rotates.
+    why_unmeasured: why nothing is known, where it builds the model and its rotation cannot be read.
+    model: the class that it builds.
+    changes: whether frequencies depend on the length.
+    softmax_scales: what attention multiplies q . k by, each value once.
+    without_rotation: layers whose attention rotates nothing; None if no attention tells.
+    interleaved: whether channels 2i and 2i + 1 are a pair; None if that could not be measured.
+    longest_admitted: tokens of the longest sequence that a server admits; of transformers, which
+        admits any, the config's max_position_embeddings.
     loaded: what llama.cpp's loader made of a GGUF file's keys, by its own names; what it computes
-    from them was not asked. Empty for other runtimes.
+        from them was not asked. Empty for other runtimes.
     """
 
     runtime: str
     version: str
-    refuses: str = ""
+    refusal: str = ""
     no_model: bool = False
-    stops: str = ""
-    unmeasured: str = ""
+    stop_message: str = ""
+    why_unmeasured: str = ""
     model: str = ""
     rotations: tuple[Rotation, ...] = ()
     changes: bool = False
     softmax_scales: tuple[float, ...] = ()
     without_rotation: tuple[int, ...] | None = None
     interleaved: bool | None = None
-    admits: int | None = None
+    longest_admitted: int | None = None
     loaded: Mapping[str, float | str] = field(default_factory=dict)
 
 
-def runtime_name_of(asked: Asked) -> str:
+def runtime_name_of(answer: RuntimeAnswer) -> str:
     """Return posenc's name for the runtime that answered, a key of RUNTIMES: "transformers-4" or
     "transformers-5" for transformers."""
-    if asked.runtime != "transformers":
-        return asked.runtime
-    return f"transformers-{4 if asked.version.startswith('4.') else 5}"
+    if answer.runtime != "transformers":
+        return answer.runtime
+    return f"transformers-{4 if answer.version.startswith('4.') else 5}"
 
 
 def as_computed(
-    asked: Asked, known: ComputedPositions, model: Model | None = None
+    answer: RuntimeAnswer, known: ComputedPositions, model: Model | None = None
 ) -> ComputedPositions:
     """Return an installed runtime's answer in the form of an emulator's.
 
@@ -105,58 +108,58 @@ def as_computed(
     from it where the modules do not tell them, and posenc knows them. model: the language model of
     the config, for the kinds of its layers where a runtime tells layers only.
     """
-    answer = ComputedPositions(version=asked.version, asked=True)
-    if asked.no_model:
-        return replace(answer, error=asked.refuses, known="no model")
-    if asked.refuses:
-        longest = asked.admits if asked.runtime in SERVERS else None
-        return replace(answer, error=asked.refuses, max_length=longest)
-    if asked.unmeasured:
-        return replace(answer, error=asked.unmeasured, known="unknown")
+    computed = ComputedPositions(version=answer.version, asked=True)
+    if answer.no_model:
+        return replace(computed, error=answer.refusal, known="no model")
+    if answer.refusal:
+        longest_text = answer.longest_admitted if answer.runtime in SERVERS else None
+        return replace(computed, error=answer.refusal, max_length=longest_text)
+    if answer.why_unmeasured:
+        return replace(computed, error=answer.why_unmeasured, known="unknown")
     try:
-        layers = _rotations_by_kind(asked.rotations, model)
+        rotation_by_kind = _rotations_by_kind(answer.rotations, model)
     except RefusedError as nothing:
-        return replace(answer, error=str(nothing), known="unknown")
-    without_rotation, scale = asked.without_rotation, None
+        return replace(computed, error=str(nothing), known="unknown")
+    without_rotation, softmax_scale = answer.without_rotation, None
     if without_rotation is None:
         without_rotation = known.without_rotation
-    elif not layers and model is not None:  # nor do layers without attention
+    elif not rotation_by_kind and model is not None:  # nor do layers without attention
         without_rotation = tuple(range(model.num_layers))
-    if len(asked.softmax_scales) == 1:
-        (scale,) = asked.softmax_scales
+    if len(answer.softmax_scales) == 1:
+        (softmax_scale,) = answer.softmax_scales
     elif known.is_known:
-        scale = known.softmax_scale
+        softmax_scale = known.softmax_scale
     return replace(
-        answer,
-        layers=layers,
-        softmax_scale=scale,
-        switch=SWITCH_OF_CHANGING_FREQUENCIES.get(asked.runtime, "length")
-        if asked.changes
+        computed,
+        layers=rotation_by_kind,
+        softmax_scale=softmax_scale,
+        switch=SWITCH_OF_CHANGING_FREQUENCIES.get(answer.runtime, "length")
+        if answer.changes
         else "static",
         without_rotation=without_rotation,
-        max_length=asked.admits if asked.runtime in SERVERS else None,
-        stops=asked.stops,
+        max_length=answer.longest_admitted if answer.runtime in SERVERS else None,
+        stops=answer.stop_message,
     )
 
 
-def as_loaded(asked: Asked, metadata: Metadata, length: int | None) -> ComputedPositions:
+def as_loaded(answer: RuntimeAnswer, metadata: Metadata, length: int | None) -> ComputedPositions:
     """Return what llama.cpp computes from a GGUF file, in the form of an emulator's answer.
 
     Whether it loads the file, and the base, the scaling, the lengths and the rotated channels, are
     its own loader's answer; what follows from them, and from the file's lists of divisors, is
     computed as posenc's emulator does.
     """
-    answer = ComputedPositions(version=asked.version, asked=True)
-    if asked.refuses:
-        known = "no model" if asked.no_model else "yes"
-        return replace(answer, error=asked.refuses, known=known)
-    if asked.unmeasured:
-        return replace(answer, error=asked.unmeasured, known="unknown")
+    computed = ComputedPositions(version=answer.version, asked=True)
+    if answer.refusal:
+        what_is_known = "no model" if answer.no_model else "yes"
+        return replace(computed, error=answer.refusal, known=what_is_known)
+    if answer.why_unmeasured:
+        return replace(computed, error=answer.why_unmeasured, known="unknown")
     try:
-        computed = compute_from_metadata(_metadata_as_loaded(metadata, asked.loaded), length)
+        computed = compute_from_metadata(_metadata_as_loaded(metadata, answer.loaded), length)
     except RefusedError as refused:
-        return replace(answer, error=str(refused), known="unknown")
-    return replace(computed, version=asked.version, asked=True)
+        return replace(computed, error=str(refused), known="unknown")
+    return replace(computed, version=answer.version, asked=True)
 
 
 def _metadata_as_loaded(metadata: Metadata, loaded: Mapping[str, float | str]) -> Metadata:
@@ -166,9 +169,13 @@ def _metadata_as_loaded(metadata: Metadata, loaded: Mapping[str, float | str]) -
     for name, field_name in LOADED_AS.items():
         if name in loaded and not _are_equal(loaded[name], getattr(metadata, field_name)):
             changes[field_name] = loaded[name]
-    scale = loaded.get("freq_scale_train")
-    if isinstance(scale, float) and scale and not _are_equal(1 / scale, metadata.scaling_factor):
-        changes["scaling_factor"] = 1 / scale
+    frequency_scale = loaded.get("freq_scale_train")
+    if (
+        isinstance(frequency_scale, float)
+        and frequency_scale
+        and not _are_equal(1 / frequency_scale, metadata.scaling_factor)
+    ):
+        changes["scaling_factor"] = 1 / frequency_scale
     for name in ("context_length", "dimension_count"):
         if name in changes:
             changes[name] = int(changes[name])
@@ -179,7 +186,7 @@ def _are_equal(printed: float | str, read: float | str) -> bool:
     """Return True if a setting that llama.cpp prints is the one that posenc reads."""
     if isinstance(printed, str) or isinstance(read, str):
         return printed == read
-    return abs(printed - read) <= PRINTED_TO * abs(read)
+    return abs(printed - read) <= PRINTED_TOLERANCE * abs(read)
 
 
 def _rotations_by_kind(
@@ -212,72 +219,79 @@ def _rotations_by_layers(
     A kind whose layers rotate differently has one entry for those of its first layer, and one for
     each other rotation, named by its first layer. Without a model, all layers are of one kind.
     """
-    by_layer = {index: rotation for rotation in rotations for index in rotation.layers or ()}
-    kinds = {ALL_LAYERS: tuple(sorted(by_layer))}
+    rotation_by_layer = {
+        index: rotation for rotation in rotations for index in rotation.layers or ()
+    }
+    layers_by_kind = {ALL_LAYERS: tuple(sorted(rotation_by_layer))}
     if model is not None and model.is_known and model.has_rope_dict_per_kind:
-        kinds = {kind: model.layers_of_kind(kind) for kind in model.layer_kinds}
-    layers: dict[str, LayerRotation] = {}
-    for kind, indices in kinds.items():
-        of_kind: list[LayerRotation] = []
+        layers_by_kind = {kind: model.layers_of_kind(kind) for kind in model.layer_kinds}
+    rotation_by_name: dict[str, LayerRotation] = {}
+    for kind, indices in layers_by_kind.items():
+        rotations_of_kind: list[LayerRotation] = []
         for index in indices:
-            if index not in by_layer:
+            if index not in rotation_by_layer:
                 continue
-            rotation = LayerRotation(by_layer[index].inv_freq, by_layer[index].multiplier)
-            if rotation not in of_kind:
-                name = f"{kind} (layer {index} and others)" if of_kind else kind
-                layers[name] = rotation
-                of_kind.append(rotation)
-    return layers
+            rotation = LayerRotation(
+                rotation_by_layer[index].inv_freq, rotation_by_layer[index].multiplier
+            )
+            if rotation not in rotations_of_kind:
+                name = f"{kind} (layer {index} and others)" if rotations_of_kind else kind
+                rotation_by_name[name] = rotation
+                rotations_of_kind.append(rotation)
+    return rotation_by_name
 
 
-def parse_answers(output: bytes, runtime: str, count: int) -> list[Asked]:
+def parse_answers(output: bytes, runtime: str, count: int) -> list[RuntimeAnswer]:
     """Return the answers that a probe printed, every part of which is checked.
 
     count: how many there must be.
     Raises: ValueError for anything that is no answer of this runtime.
     """
     try:
-        answer = json.loads(output)
-        cases = answer["cases"]
-        version = str(answer["version"])[:MOST_LETTERS]
-        if answer["runtime"] != runtime or len(cases) != count:
+        printed_answer = json.loads(output)
+        cases = printed_answer["cases"]
+        version = str(printed_answer["version"])[:MOST_LETTERS]
+        if printed_answer["runtime"] != runtime or len(cases) != count:
             raise ValueError(f"expected {count} answers of {runtime}")
         return [_parse_answer(case, runtime, version) for case in cases]
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"expected an answer of {runtime}") from error
 
 
-def _parse_answer(case: Mapping[str, Any], runtime: str, version: str) -> Asked:
+def _parse_answer(case: Mapping[str, Any], runtime: str, version: str) -> RuntimeAnswer:
     """Return one answer of the probe. Raises: KeyError, TypeError, ValueError for another form."""
     if "refuses" in case:
         admits = case.get("admits")
-        return Asked(
+        return RuntimeAnswer(
             runtime,
             version,
-            refuses=str(case["refuses"])[:MOST_LETTERS],
+            refusal=str(case["refuses"])[:MOST_LETTERS],
             no_model=bool(case.get("no_model")),
-            admits=admits if isinstance(admits, int) else None,
+            longest_admitted=admits if isinstance(admits, int) else None,
         )
     if "unmeasured" in case:
-        return Asked(runtime, version, unmeasured=str(case["unmeasured"])[:MOST_LETTERS])
+        return RuntimeAnswer(
+            runtime, version, why_unmeasured=str(case["unmeasured"])[:MOST_LETTERS]
+        )
     if "loaded" in case:
         loaded = {
-            str(name)[:MOST_LETTERS]: _number_or_words(v) for name, v in case["loaded"].items()
+            str(name)[:MOST_LETTERS]: _number_or_words(value)
+            for name, value in case["loaded"].items()
         }
-        return Asked(runtime, version, loaded=loaded)
+        return RuntimeAnswer(runtime, version, loaded=loaded)
     interleaved, admits = case["interleaved"], case["admits"]
     without_rotation = case["without_rotation"]
-    return Asked(
+    return RuntimeAnswer(
         runtime,
         version,
-        stops=str(case["stops"])[:MOST_LETTERS],
+        stop_message=str(case["stops"])[:MOST_LETTERS],
         model=str(case["class"])[:MOST_LETTERS],
         rotations=tuple(_parse_rotation(row) for row in case["rotations"]),
         changes=bool(case["changes"]),
         softmax_scales=tuple(_finite_number(value) for value in case["softmax_scales"]),
         without_rotation=None if without_rotation is None else tuple(map(int, without_rotation)),
         interleaved=None if interleaved is None else bool(interleaved),
-        admits=admits if isinstance(admits, int) else None,
+        longest_admitted=admits if isinstance(admits, int) else None,
     )
 
 

@@ -20,7 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from posenc.runtimes.ask.answers import MOST_LETTERS, Asked, parse_answers
+from posenc.runtimes.ask.answers import MOST_LETTERS, RuntimeAnswer, parse_answers
 
 PROBES_FOLDER = files("posenc.runtimes.ask") / "probes"
 
@@ -48,15 +48,15 @@ PROBES = {
     "llama.cpp": Probe("llama_cpp_probe.py", ("xllamacpp",), reads_gguf=True),
 }
 """Runtime -> the probe that asks it."""
-WHICH_RUNTIMES = "installed_runtimes_probe.py"
+RUNTIMES_PROBE_FILE = "installed_runtimes_probe.py"
 """The probe that says which runtimes an interpreter has."""
 SECONDS_TO_START = 60.0
 """Time for an interpreter that imports no runtime."""
 SECONDS_PER_FURTHER_FILE = 20.0
 """Time for each further file."""
-MEMORY = 8 * 2**30
+MEMORY_LIMIT_BYTES = 8 * 2**30
 """Bytes of data that a probe may hold."""
-LARGEST_ANSWER = 64 * 2**20
+LARGEST_ANSWER_BYTES = 64 * 2**20
 """Bytes of an answer that are read."""
 PACKAGE_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
 """Variables that say where this interpreter finds packages: another one must not take them over."""
@@ -66,7 +66,7 @@ class AskError(ValueError):
     """An interpreter gives no answer. The message is one line that names it."""
 
 
-def installed_version(runtime: str) -> str | None:
+def installed_runtime_version(runtime: str) -> str | None:
     """Return the version of a runtime that can be imported beside posenc, or of the package that
     brings it; None without one."""
     packages = PROBES[runtime].packages
@@ -88,18 +88,18 @@ def runtimes_of(python: str | Path | None = None) -> dict[str, str]:
     {'transformers': '5.23.0', 'vllm': '0.33.0'}
     """
     if python is None:
-        versions = {runtime: installed_version(runtime) for runtime in PROBES}
+        versions = {runtime: installed_runtime_version(runtime) for runtime in PROBES}
         return {runtime: version for runtime, version in versions.items() if version is not None}
     interpreter = os.fspath(python)
-    packages = json.dumps({name: probe.packages for name, probe in PROBES.items()})
+    question = json.dumps({name: probe.packages for name, probe in PROBES.items()})
     output = _run_probe(
-        interpreter, WHICH_RUNTIMES, packages, SECONDS_TO_START, keep_package_variables=False
+        interpreter, RUNTIMES_PROBE_FILE, question, SECONDS_TO_START, keep_package_variables=False
     )
     try:
         versions = dict(json.loads(output))
         return {name: str(versions[name])[:MOST_LETTERS] for name in PROBES if name in versions}
     except (ValueError, TypeError, RecursionError):
-        raise _no_answer(output, "a Python interpreter", interpreter) from None
+        raise _error_of_no_answer(output, "a Python interpreter", interpreter) from None
 
 
 def ask(
@@ -108,8 +108,8 @@ def ask(
     runtime: str = "transformers",
     *,
     seconds: float | None = None,
-    memory: int = MEMORY,
-) -> list[Asked]:
+    memory: int = MEMORY_LIMIT_BYTES,
+) -> list[RuntimeAnswer]:
     """Ask a runtime what it computes from configs.
 
     Args:
@@ -135,8 +135,10 @@ def ask(
     probe = PROBES[runtime]
     interpreter = sys.executable if python is None else os.fspath(python)
     if any(isinstance(config, Path) != probe.reads_gguf for config, _ in configs):
-        expected = "the Path of a GGUF file" if probe.reads_gguf else "a config.json's object"
-        raise ValueError(f"ask: {runtime} is asked about {expected}.")
+        expected_in_words = (
+            "the Path of a GGUF file" if probe.reads_gguf else "a config.json's object"
+        )
+        raise ValueError(f"ask: {runtime} is asked about {expected_in_words}.")
     cases = [_case_of(config, lengths) for config, lengths in configs]
     question = json.dumps({"memory": memory, "cases": cases})
     if seconds is None:
@@ -147,7 +149,7 @@ def ask(
     try:
         return parse_answers(output, runtime, len(cases))
     except ValueError:
-        raise _no_answer(output, runtime, interpreter) from None
+        raise _error_of_no_answer(output, runtime, interpreter) from None
 
 
 def _case_of(config: Mapping[str, Any] | Path, lengths: Sequence[int]) -> dict[str, Any]:
@@ -158,31 +160,36 @@ def _case_of(config: Mapping[str, Any] | Path, lengths: Sequence[int]) -> dict[s
 
 
 def _run_probe(
-    interpreter: str, probe: str, question: str, seconds: float, *, keep_package_variables: bool
+    interpreter: str,
+    probe_file: str,
+    question: str,
+    seconds: float,
+    *,
+    keep_package_variables: bool,
 ) -> bytes:
     """Run a probe in an interpreter and return what it prints to the standard output.
 
-    probe: its file. question: its standard input. keep_package_variables: leave PACKAGE_VARIABLES
-    in the environment, as for the interpreter that runs posenc.
+    probe_file: its file. question: its standard input. keep_package_variables: leave
+    PACKAGE_VARIABLES in the environment, as for the interpreter that runs posenc.
     Raises: AskError where it cannot be run, takes too long, or ends with an error.
     """
     environment = dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     environment["OMP_NUM_THREADS"] = "1"
     for name in PACKAGE_VARIABLES if not keep_package_variables else ():
         environment.pop(name, None)
-    program = shutil.which(interpreter)
-    if program is None:
+    interpreter_path = shutil.which(interpreter)
+    if interpreter_path is None:
         raise AskError(f"--ask {interpreter}: expected a Python interpreter, found no program.")
     with tempfile.TemporaryDirectory(prefix="posenc-ask-") as folder:
         out_path, err_path = Path(folder, "out"), Path(folder, "err")
         empty_folder = Path(folder, "empty")
         empty_folder.mkdir()
-        program_of_probe = _copy_probes(Path(folder, "probes")) / probe
+        probe_path = _copy_probes(Path(folder, "probes")) / probe_file
         # Files, not pipes: a child that outlives the interpreter would keep a pipe open.
         with out_path.open("wb") as out_file, err_path.open("wb") as err_file:
             try:
                 process = subprocess.Popen(
-                    [Path(program).absolute(), program_of_probe],
+                    [Path(interpreter_path).absolute(), probe_path],
                     stdin=subprocess.PIPE,
                     stdout=out_file,
                     stderr=err_file,
@@ -207,7 +214,7 @@ def _run_probe(
         if process.returncode:
             raise AskError(_why_ended(interpreter, process.returncode, _last_line(err_path)))
         with out_path.open("rb") as answer_file:
-            return answer_file.read(LARGEST_ANSWER)
+            return answer_file.read(LARGEST_ANSWER_BYTES)
 
 
 def _copy_probes(folder: Path) -> Path:
@@ -236,22 +243,22 @@ def _last_line(path: Path) -> str:
     return lines[-1][:MOST_LETTERS] if lines else ""
 
 
-def _why_ended(interpreter: str, code: int, last: str) -> str:
+def _why_ended(interpreter: str, exit_code: int, last_line: str) -> str:
     """Return the message about an interpreter that ended with an error.
 
-    code: its exit code, negative for a signal. last: the last line of its standard error.
+    exit_code: its exit code, negative for a signal. last_line: the last line of its standard error.
     """
-    if last.startswith(("ModuleNotFoundError", "ImportError")):
-        return f"--ask {interpreter}: it has no such runtime: {last.rstrip('.')}."
-    if last.startswith("MemoryError") or "can't allocate memory" in last:
+    if last_line.startswith(("ModuleNotFoundError", "ImportError")):
+        return f"--ask {interpreter}: it has no such runtime: {last_line.rstrip('.')}."
+    if last_line.startswith("MemoryError") or "can't allocate memory" in last_line:
         return f"--ask {interpreter}: the answer needs more memory than a probe is given."
-    how = f"ended by signal {-code}" if code < 0 else f"ended with {code}"
-    return f"--ask {interpreter}: {how}: {last.rstrip('.') or 'it said nothing'}."
+    end_in_words = f"ended by signal {-exit_code}" if exit_code < 0 else f"ended with {exit_code}"
+    return f"--ask {interpreter}: {end_in_words}: {last_line.rstrip('.') or 'it said nothing'}."
 
 
-def _no_answer(output: bytes, expected: str, interpreter: str) -> AskError:
+def _error_of_no_answer(output: bytes, expected_in_words: str, interpreter: str) -> AskError:
     """Return the error about what an interpreter printed, where an answer was expected."""
     return AskError(
-        f"--ask {interpreter}: expected the answer of {expected}, got {output[:60]!r}; is it a "
-        "Python interpreter?"
+        f"--ask {interpreter}: expected the answer of {expected_in_words}, got {output[:60]!r}; is "
+        "it a Python interpreter?"
     )

@@ -13,7 +13,7 @@ import pytest
 from posenc.compare.engines.remote import MAX_LOST_RUNS, Progress, Remote
 from posenc.compare.options import Options
 from posenc.compare.plan.plan import check_engine_options
-from posenc.machine.fingerprint import processors_of
+from posenc.machine.fingerprint import processor_facts
 from tests.compare.judge.test_summary import TRIAL
 
 
@@ -55,8 +55,8 @@ def test_losses_count_only_without_progress():
 
 def test_other_processors_are_named():
     same = [{"processor": "A"}, {"processor": "A"}]
-    assert processors_of(same) == {"processor": "A"}
-    assert "(A, B)" in processors_of([*same, {"processor": "B"}])["warning"]
+    assert processor_facts(same) == {"processor": "A"}
+    assert "(A, B)" in processor_facts([*same, {"processor": "B"}])["warning"]
 
 
 def test_a_machine_that_only_starts_trials_loads_no_torch(tmp_path):

@@ -9,7 +9,7 @@ from posenc.doctor import choose_interpreters
 from posenc.doctor.command import Options
 from posenc.doctor.cures.preferred import contradictions, with_preferred
 from posenc.files.sealed_json import strict_json
-from posenc.runtimes.ask import Asked, Rotation
+from posenc.runtimes.ask import Rotation, RuntimeAnswer
 from posenc.runtimes.meaning import meaning_of
 from tests.doctor.judging import run
 from tests.doctor.threads import BASE
@@ -113,7 +113,7 @@ def asked(monkeypatch):
 
     def ask(questions, python, runtime):
         rotation = Rotation("model.rotary_emb", "", tuple(frequencies), 1.0, called=True)
-        answer = Asked(
+        answer = RuntimeAnswer(
             "transformers",
             "5.23.0",
             model="LlamaForCausalLM",

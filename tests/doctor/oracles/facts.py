@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.runtimes import families
-from posenc.runtimes.ask import Asked, as_computed, ask
+from posenc.runtimes.ask import RuntimeAnswer, as_computed, ask
 from posenc.runtimes.computed_positions import ComputedPositions
 from posenc.runtimes.config_model import Model, model_of
 from posenc.runtimes.families import RUNTIME_FILES, all_families, facts_of_runtime
@@ -151,7 +151,7 @@ def runtime_of(release: str) -> str:
     return f"transformers-{4 if release.startswith('4.') else 5}"
 
 
-def difference(asked: Asked, known: ComputedPositions, model: Model) -> str:
+def difference(asked: RuntimeAnswer, known: ComputedPositions, model: Model) -> str:
     """How what is known differs from what a release answered; empty where it does not, or where one
     of them says nothing."""
     answer = as_computed(asked, known, model).with_stop_as_refusal
@@ -200,14 +200,14 @@ def differences_in(python: str, release: str, names: list[str], classes: Mapping
     unfit = {
         name
         for (name, question, _), asked in zip(rows, answers, strict=True)
-        if question == "nothing" and asked.refuses
+        if question == "nothing" and asked.refusal
     }
     print(f"{release}: wants other sizes: {', '.join(sorted(unfit)) or 'no class'}")
     for (name, question, config), asked in zip(rows, answers, strict=True):
         if name in unfit:
             continue
         known = RUNTIMES[row](config, LENGTH, minor)
-        compared += known.is_known and not asked.unmeasured
+        compared += known.is_known and not asked.why_unmeasured
         if why := difference(asked, known, model_of(config)):
             wrong.setdefault(name, {})[question] = why
     return wrong, compared
@@ -236,7 +236,7 @@ def flat_families_of(python: str, classes: Mapping[str, Any]) -> dict[str, dict[
                 difference(answer, RUNTIMES["transformers-5"](config, LENGTH), model_of(config))
                 for config, answer in zip(configs, answers, strict=True)
             ]
-            measured = sum(not answer.unmeasured for answer in answers)
+            measured = sum(not answer.why_unmeasured for answer in answers)
             if not any(why) and 2 * measured > len(answers):
                 lines[name] = line
                 break
@@ -285,8 +285,8 @@ def wrappers_of(python: str, classes: Mapping[str, Any]) -> dict[str, dict[str, 
     for (name, config), answer in zip(configs.items(), answers, strict=True):
         known = RUNTIMES["transformers-5"](config, LENGTH)
         why = difference(answer, known, model_of(config))
-        if why or answer.unmeasured or answer.refuses or not known.is_known:
-            said = why or answer.unmeasured or answer.refuses or known.error
+        if why or answer.why_unmeasured or answer.refusal or not known.is_known:
+            said = why or answer.why_unmeasured or answer.refusal or known.error
             print(f"  {name} is not as its language model, or not seen: {said}")
             del lines[name], all_families()[name]
     return lines

@@ -229,8 +229,8 @@ def test_precision_of_plain_arithmetic():
 def test_reach_ends_before_the_first_wrong_angle_also_where_it_is_no_number():
     positions = torch.tensor([1, 3, 7, 9])
     for wrong in (1.0, math.nan):
-        error = torch.tensor([[0.0], [1e-4], [wrong], [0.0]])
-        assert precision._last_exact_position(positions, error) == 3
+        errors = torch.tensor([[0.0], [1e-4], [wrong], [0.0]])
+        assert precision._last_exact_position(positions, errors) == 3
     assert precision._last_exact_position(positions, torch.zeros(4, 1)) == 9
     assert precision._last_exact_position(positions, torch.ones(4, 1)) == 0
 

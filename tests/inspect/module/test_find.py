@@ -38,7 +38,7 @@ def found(module, way=None, width=None):
 )
 def test_a_call_is_that_of_its_way(module, form, how):
     subject = found(module)
-    assert subject.form.name == form and subject.reader.meaning == how
+    assert subject.form.call_in_words == form and subject.reader.meaning == how
 
 
 def test_pairs_of_channels_are_found_in_both_layouts():

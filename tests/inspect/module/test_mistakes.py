@@ -21,7 +21,7 @@ def deprecations_are_not_ours():
 def subject_of(module_class) -> Subject:
     module, heads = module_class().eval(), getattr(module_class, "heads", mistakes.HEADS)
     return find_subject(
-        lambda: copy.deepcopy(module), module.returns, width=module.width, heads=heads
+        lambda: copy.deepcopy(module), module.returns, width=module.width, num_heads=heads
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from posenc.runtimes.ask import Asked, Rotation, as_computed, as_loaded
+from posenc.runtimes.ask import Rotation, RuntimeAnswer, as_computed, as_loaded
 from posenc.runtimes.computed_positions import ComputedPositions
 from posenc.runtimes.config_model import model_of
 from posenc.runtimes.files.gguf_metadata import Metadata
@@ -13,12 +13,12 @@ FAST, SLOW = (1.0, 0.5), (1.0, 0.25)
 NOTHING = ComputedPositions()
 
 
-def of_layers(*rows: tuple[tuple[float, ...], tuple[int, ...]]) -> Asked:
+def of_layers(*rows: tuple[tuple[float, ...], tuple[int, ...]]) -> RuntimeAnswer:
     rotations = tuple(Rotation("rope", "", row, 1.0, True, layers) for row, layers in rows)
-    return Asked("mlx-lm", "1", rotations=rotations)
+    return RuntimeAnswer("mlx-lm", "1", rotations=rotations)
 
 
-def layers(asked: Asked, config: dict) -> dict[str, tuple[float, ...]]:
+def layers(asked: RuntimeAnswer, config: dict) -> dict[str, tuple[float, ...]]:
     answer = as_computed(asked, NOTHING, model_of(config))
     return {kind: layer.inv_freq for kind, layer in answer.layers.items()}
 
@@ -49,7 +49,9 @@ def test_a_single_rotation_is_of_all_layers():
 
 def test_only_a_server_has_a_longest_sequence():
     for runtime, longest in (("vllm", 4096), ("transformers", None)):
-        asked = Asked(runtime, "5", rotations=of_layers((FAST, (0,))).rotations, admits=4096)
+        asked = RuntimeAnswer(
+            runtime, "5", rotations=of_layers((FAST, (0,))).rotations, longest_admitted=4096
+        )
         assert as_computed(asked, NOTHING).max_length == longest
 
 
@@ -66,7 +68,7 @@ PRINTED = {
 
 def loaded(**changes: float | str) -> ComputedPositions:
     printed = {**PRINTED, **{name.replace("__", " "): value for name, value in changes.items()}}
-    return as_loaded(Asked("llama.cpp", "b1", loaded=printed), STRETCHED, None)
+    return as_loaded(RuntimeAnswer("llama.cpp", "b1", loaded=printed), STRETCHED, None)
 
 
 def test_what_is_printed_in_few_digits_changes_no_number():
@@ -90,11 +92,13 @@ def test_what_the_loader_takes_otherwise_is_computed_with(changes):
 
 
 def test_what_the_loader_refuses_or_does_not_say():
-    refused = as_loaded(Asked("llama.cpp", "b1", refuses="no."), STRETCHED, None)
+    refused = as_loaded(RuntimeAnswer("llama.cpp", "b1", refusal="no."), STRETCHED, None)
     assert (refused.error, refused.known) == ("no.", "yes")
-    lacks = as_loaded(Asked("llama.cpp", "b1", refuses="no.", no_model=True), STRETCHED, None)
+    lacks = as_loaded(
+        RuntimeAnswer("llama.cpp", "b1", refusal="no.", no_model=True), STRETCHED, None
+    )
     assert lacks.known == "no model"
-    silent = as_loaded(Asked("llama.cpp", "b1", unmeasured="it ended"), STRETCHED, None)
+    silent = as_loaded(RuntimeAnswer("llama.cpp", "b1", why_unmeasured="it ended"), STRETCHED, None)
     assert silent.known == "unknown"
 
 

@@ -111,7 +111,7 @@ def assert_code_of_a_stranger_is_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own = {"AutoConfig": "modeling_own.Config", "AutoModel": "modeling_own.Model"}
     stranger, llama = ask([({"model_type": "of_a_stranger", "auto_map": own}, [16]), *QUESTION])
-    assert "custom code" in stranger.refuses or "trust_remote_code" in stranger.refuses
+    assert "custom code" in stranger.refusal or "trust_remote_code" in stranger.refusal
     assert not (tmp_path / "ran").exists()
     assert llama.model == "LlamaForCausalLM"
 

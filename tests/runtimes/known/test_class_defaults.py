@@ -299,7 +299,7 @@ def test_a_forward_pass_that_stops_is_known_and_answered(answered, raw):
     answer = answered(raw)
     assert known.error is None and "must match the size" in known.stops
     assert known.with_stop_as_refusal.error == known.stops and not known.with_stop_as_refusal.layers
-    assert "must match the size" in answer.stops
+    assert "must match the size" in answer.stop_message
 
 
 @pytest.mark.slow
@@ -307,7 +307,7 @@ def test_a_forward_pass_that_runs_is_no_refusal(answered):
     for raw in RUNNING:
         answer = answered(raw)
         assert not stops(raw)
-        assert not answer.stops and answer.rotations
+        assert not answer.stop_message and answer.rotations
         assert not RUNTIMES["transformers-5"](raw, None, VERSION).stops
 
 

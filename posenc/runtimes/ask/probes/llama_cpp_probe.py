@@ -19,18 +19,20 @@ import sys
 
 from probing import MOST_LETTERS, answer_question
 
-LOAD = "--load"
+LOAD_FLAG = "--load"
 """Argument of this program with which it loads a file: --load FILE LENGTH."""
-EVERYTHING = 5
+FULL_VERBOSITY = 5
 """Verbosity at which the loader prints the settings."""
-LINE = re.compile(r"^[\d.]+ ([A-Z]) (.*)$")
+LINE_PATTERN = re.compile(r"^[\d.]+ ([A-Z]) (.*)$")
 """What is printed: the time, the level, such as E of an error, and the text."""
-SETTING = re.compile(r"^print_info: (\S*(?:rope|freq|n_rot|n_ctx|n_swa|attn_scale).*?)\s+= (.*)$")
+SETTING_PATTERN = re.compile(
+    r"^print_info: (\S*(?:rope|freq|n_rot|n_ctx|n_swa|attn_scale).*?)\s+= (.*)$"
+)
 """A setting that decides positions, and its value."""
-DONE = re.compile(r"projected to use|memory breakdown|fitting params to free memory took")
+DONE_PATTERN = re.compile(r"projected to use|memory breakdown|fitting params to free memory took")
 """What is printed after a model has been loaded without memory."""
-ERROR = re.compile(r"error loading model: (.*)")
-ABORTED = re.compile(r"GGML_ASSERT\(.*\) failed|terminate called .*|what\(\): .*")
+ERROR_PATTERN = re.compile(r"error loading model: (.*)")
+ABORT_PATTERN = re.compile(r"GGML_ASSERT\(.*\) failed|terminate called .*|what\(\): .*")
 """The words with which it ends the process."""
 UNKNOWN_ARCHITECTURE = "unknown model architecture"
 
@@ -44,13 +46,13 @@ def start():
 
 def answer_case(case):
     """Return the answer to one case."""
-    printed, refusal = load_in_a_process(case["file"], case["lengths"][0])
+    printed_settings, refusal = load_in_a_process(case["file"], case["lengths"][0])
     if refusal:
         return {"refuses": refusal[:MOST_LETTERS], "no_model": UNKNOWN_ARCHITECTURE in refusal}
-    if not printed:
+    if not printed_settings:
         return {"unmeasured": "its loader ended and said nothing of rotation"}
     loaded = {}
-    for name, value in printed:
+    for name, value in printed_settings:
         loaded.setdefault(name, number_or_words(value))
     return {"loaded": loaded}
 
@@ -58,7 +60,7 @@ def answer_case(case):
 def load_in_a_process(file, length):
     """Return the settings that the loader prints, (name, value), and its refusal, "" if it loads
     the file."""
-    command = [sys.executable, sys.argv[0], LOAD, file, str(length)]
+    command = [sys.executable, sys.argv[0], LOAD_FLAG, file, str(length)]
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
     process = subprocess.Popen(
         command,
@@ -68,19 +70,21 @@ def load_in_a_process(file, length):
         env=environment,
     )
     assert process.stdout is not None
-    printed = []
+    printed_settings = []
     try:
         for line in process.stdout:
             text = line.decode("utf-8", "replace").strip()
-            log_line = LINE.match(text)
-            refusal = ERROR.search(text) if log_line else ABORTED.search(text)
-            if refusal:
-                return printed, " ".join(refusal[refusal.lastindex or 0].split())
-            if log_line and DONE.search(log_line[2]):
-                return printed, ""
-            setting = SETTING.match(log_line[2]) if log_line else None
+            log_line = LINE_PATTERN.match(text)
+            refusal_match = ERROR_PATTERN.search(text) if log_line else ABORT_PATTERN.search(text)
+            if refusal_match:
+                return printed_settings, " ".join(
+                    refusal_match[refusal_match.lastindex or 0].split()
+                )
+            if log_line and DONE_PATTERN.search(log_line[2]):
+                return printed_settings, ""
+            setting = SETTING_PATTERN.match(log_line[2]) if log_line else None
             if setting:
-                printed.append(setting.groups())
+                printed_settings.append(setting.groups())
     finally:
         process.kill()
         process.wait()
@@ -104,12 +108,12 @@ def load(file, length):
     settings.n_ctx = length
     settings.n_gpu_layers = 0
     settings.warmup = False
-    settings.verbosity = EVERYTHING
+    settings.verbosity = FULL_VERBOSITY
     xllamacpp.Server(settings)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == [LOAD]:
+    if sys.argv[1:2] == [LOAD_FLAG]:
         load(sys.argv[2], int(sys.argv[3]))
     else:
         answer_question("llama.cpp", start, answer_case)

@@ -16,15 +16,15 @@ from probing import (
     pairs_of_channels,
 )
 
-LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-OF_IMAGES_OR_SOUND = re.compile(r"vis(ion|ual)|audio|image|speech")
-ROTATES = re.compile(r"rope|rotary", re.IGNORECASE)
+LAYER_PATTERN = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+IMAGES_OR_SOUND_PATTERN = re.compile(r"vis(ion|ual)|audio|image|speech")
+ROTATING_CLASS_PATTERN = re.compile(r"rope|rotary", re.IGNORECASE)
 """Name of a class that rotates."""
-SCALES = ("scale", "softmax_scale", "scaling")
+SCALE_NAMES = ("scale", "softmax_scale", "scaling")
 """Names by which an attention keeps what it multiplies q . k by."""
 LONGEST_SEQUENCE = 2**21
 """Tokens of the longest sequence that a module is called with."""
-ALIKE = 0.1
+ANGLE_TOLERANCE = 0.1
 """Radians at the last position, where frequencies need not be measured again."""
 
 
@@ -77,48 +77,49 @@ def measure_model(model, lengths):
     admits                 null: mlx-lm refuses no length
     """
     modules = dict(model.named_modules())
-    ropes = {}
+    rope_by_layer = {}
     num_layers = 0
     for path, module in modules.items():
-        layer_match = LAYER.search(f"{path}.")
-        if layer_match is None or OF_IMAGES_OR_SOUND.search(path):
+        layer_match = LAYER_PATTERN.search(f"{path}.")
+        if layer_match is None or IMAGES_OR_SOUND_PATTERN.search(path):
             continue
         index = int(layer_match[1])
         num_layers = max(num_layers, index + 1)
-        if ROTATES.search(type(module).__name__) and index not in ropes:
-            ropes[index] = (path, module)
+        if ROTATING_CLASS_PATTERN.search(type(module).__name__) and index not in rope_by_layer:
+            rope_by_layer[index] = (path, module)
     if not num_layers:
         return {"unmeasured": f"{type(model).__name__} of {type(model).__module__} has no layers"}
-    rows = distinct_rotations(ropes, lengths[0])
-    interleaved = {row.pop("interleaved") for row in rows} - {None}
-    rows_at_other_lengths = [distinct_rotations(ropes, length) for length in lengths[1:]]
-    frequencies = [row["inv_freq"] for row in rows]
+    rotation_rows = distinct_rotations(rope_by_layer, lengths[0])
+    interleaved_values = {row.pop("interleaved") for row in rotation_rows} - {None}
+    rows_at_other_lengths = [distinct_rotations(rope_by_layer, length) for length in lengths[1:]]
+    frequencies = [row["inv_freq"] for row in rotation_rows]
     return {
         "class": f"{type(model).__module__.rpartition('.')[2]}.{type(model).__name__}",
         "stops": "",
-        "rotations": rows,
+        "rotations": rotation_rows,
         "changes": any(
-            [row["inv_freq"] for row in other] != frequencies for other in rows_at_other_lengths
+            [row["inv_freq"] for row in other_rows] != frequencies
+            for other_rows in rows_at_other_lengths
         ),
         "softmax_scales": softmax_scales(modules),
-        "without_rotation": [index for index in range(num_layers) if index not in ropes],
-        "interleaved": interleaved.pop() if len(interleaved) == 1 else None,
+        "without_rotation": [index for index in range(num_layers) if index not in rope_by_layer],
+        "interleaved": interleaved_values.pop() if len(interleaved_values) == 1 else None,
         "admits": None,
     }
 
 
-def distinct_rotations(ropes, length):
+def distinct_rotations(rope_by_layer, length):
     """Return each different rotation at a length once, see `join_equal_rotations`.
 
-    ropes: index of a layer -> path and rotary module. Each layer has a module of its own.
+    rope_by_layer: index of a layer -> path and rotary module. Each layer has a module of its own.
     """
-    by_settings = {}
+    measured_by_settings = {}
     rotations = {}
-    for index, (path, module) in ropes.items():
+    for index, (path, module) in rope_by_layer.items():
         settings = settings_of(module)
-        if settings not in by_settings:
-            by_settings[settings] = measure_rotation(module, length)
-        rotations[index] = (path, by_settings[settings])
+        if settings not in measured_by_settings:
+            measured_by_settings[settings] = measure_rotation(module, length)
+        rotations[index] = (path, measured_by_settings[settings])
     return join_equal_rotations(rotations)
 
 
@@ -153,56 +154,56 @@ def measure_rotation(module, length):
     import mlx.core as mx
 
     width = rotated_width(module)
-    units = mx.eye(width)[None, :, None, :]
-    rows = [row[0] for row in module(units, offset=1)[0].tolist()]
+    unit_vectors = mx.eye(width)[None, :, None, :]
+    rows = [row[0] for row in module(unit_vectors, offset=1)[0].tolist()]
     pairs = pairs_of_channels(rows, width)
     inv_freq = angles_between(pairs, module, width, 2)
-    last_angles = last_turn(pairs, module, width, length)
+    last_angles = angles_at_end(pairs, module, width, length)
     frequencies_and_angles = zip(inv_freq, last_angles, strict=True)
     if any(
-        abs(math.remainder(f * (length - 1) - a, 2 * math.pi)) > ALIKE
+        abs(math.remainder(f * (length - 1) - a, 2 * math.pi)) > ANGLE_TOLERANCE
         for f, a in frequencies_and_angles
     ):
         inv_freq = angles_between(pairs, module, width, min(length, LONGEST_SEQUENCE))
-    multiplier = max(max(row[0]) for row in module(units, offset=0)[0].tolist())
-    adjacent = {second - first == 1 for first, second in pairs if rows[first][second]}
-    interleaved = adjacent.pop() if len(adjacent) == 1 and width > 2 else None
+    multiplier = max(max(row[0]) for row in module(unit_vectors, offset=0)[0].tolist())
+    adjacency_values = {second - first == 1 for first, second in pairs if rows[first][second]}
+    interleaved = adjacency_values.pop() if len(adjacency_values) == 1 and width > 2 else None
     return {"inv_freq": inv_freq, "multiplier": multiplier, "interleaved": interleaved}
 
 
-def first_channels(pairs, width, tokens):
-    """Return a text of `tokens` vectors, each 1 in the first channel of every pair; (1, 1, tokens,
-    width)."""
+def ones_in_first_channels(pairs, width, num_tokens):
+    """Return a text of `num_tokens` vectors, each 1 in the first channel of every pair; (1, 1,
+    num_tokens, width)."""
     import mlx.core as mx
 
     vector = [0.0] * width
     for first, _ in pairs:
         vector[first] = 1.0
-    return mx.broadcast_to(mx.array(vector), (1, 1, tokens, width))
+    return mx.broadcast_to(mx.array(vector), (1, 1, num_tokens, width))
 
 
-def angles_between(pairs, module, width, tokens):
-    """Return by what angle each pair turns from position 0 to 1, in a text of `tokens`."""
-    turned = module(first_channels(pairs, width, tokens), offset=0)[0, 0, 1].tolist()
+def angles_between(pairs, module, width, num_tokens):
+    """Return by what angle each pair turns from position 0 to 1, in a text of `num_tokens`."""
+    turned = module(ones_in_first_channels(pairs, width, num_tokens), offset=0)[0, 0, 1].tolist()
     return [abs(math.atan2(turned[second], turned[first])) for first, second in pairs]
 
 
-def last_turn(pairs, module, width, length):
+def angles_at_end(pairs, module, width, length):
     """Return by what angle each pair has turned at the last of `length` positions, in (-pi, pi]."""
-    turned = module(first_channels(pairs, width, 1), offset=length - 1)[0, 0, 0].tolist()
+    turned = module(ones_in_first_channels(pairs, width, 1), offset=length - 1)[0, 0, 0].tolist()
     angles = [math.atan2(turned[second], turned[first]) for first, second in pairs]
-    step = module(first_channels(pairs, width, 1), offset=1)[0, 0, 0].tolist()
-    clockwise = any(step[second] < 0 for _, second in pairs)
-    return [-angle for angle in angles] if clockwise else angles
+    after_one_step = module(ones_in_first_channels(pairs, width, 1), offset=1)[0, 0, 0].tolist()
+    is_clockwise = any(after_one_step[second] < 0 for _, second in pairs)
+    return [-angle for angle in angles] if is_clockwise else angles
 
 
 def softmax_scales(modules):
     """Return what attention multiplies q . k by, each value once, in the order of the layers."""
     values = []
     for path, module in modules.items():
-        if "Attention" not in type(module).__name__ or OF_IMAGES_OR_SOUND.search(path):
+        if "Attention" not in type(module).__name__ or IMAGES_OR_SOUND_PATTERN.search(path):
             continue
-        for name in SCALES:
+        for name in SCALE_NAMES:
             value = getattr(module, name, None)
             if isinstance(value, float):
                 if value not in values:

@@ -31,9 +31,9 @@ from pathlib import Path
 
 LARGEST_ARRAY = 2**20
 """Arrays of more elements are never filled: they are weights."""
-WHOLE = "--whole"
+WHOLE_FLAG = "--whole"
 """Argument of a probe that is to do without nothing of its runtime."""
-NO_MEMORY = re.compile(r"[Cc](an't|annot) allocate memory|std::bad_alloc")
+NO_MEMORY_PATTERN = re.compile(r"[Cc](an't|annot) allocate memory|std::bad_alloc")
 MOST_LETTERS = 300
 """Letters of a refusal that are passed on."""
 
@@ -46,18 +46,18 @@ def answer_question(runtime, start, answer_case, connects_to_itself=False):
     case. connects_to_itself: whether the runtime is several processes, even where it is one.
     """
     question = json.load(sys.stdin)
-    answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    answer_stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries print where they like
     limit_process(question["memory"], connects_to_itself)
     try:
         version = start()
         cases = [answer_within_memory(answer_case, case) for case in question["cases"]]
     except StartAgain:
-        start_again(question, answer_to)
+        start_again(question, answer_stream)
     else:
-        json.dump({"runtime": runtime, "version": version, "cases": cases}, answer_to)
-        answer_to.write("\n")
-        answer_to.flush()
+        json.dump({"runtime": runtime, "version": version, "cases": cases}, answer_stream)
+        answer_stream.write("\n")
+        answer_stream.flush()
         os._exit(0)  # a runtime may have threads that end late, and takes time to be taken down
 
 
@@ -78,12 +78,12 @@ class StartAgain(Exception):
     have caused an error."""
 
 
-def start_again(question, answer_to):
+def start_again(question, answer_stream):
     """Run the probe from its beginning in the place of this process, with the argument WHOLE."""
     Path("question.json").write_text(json.dumps(question), encoding="utf-8")
     os.dup2(os.open("question.json", os.O_RDONLY), 0)
-    os.dup2(answer_to.fileno(), 1)
-    os.execv(sys.executable, [sys.executable, sys.argv[0], WHOLE])
+    os.dup2(answer_stream.fileno(), 1)
+    os.execv(sys.executable, [sys.executable, sys.argv[0], WHOLE_FLAG])
 
 
 def limit_process(memory, connects_to_itself=False):
@@ -93,8 +93,12 @@ def limit_process(memory, connects_to_itself=False):
     connect = socket.socket.connect
 
     def refuse(self, address):
-        is_here = self.family == socket.AF_UNIX or address[0] in ("127.0.0.1", "::1", "localhost")
-        if connects_to_itself and is_here:
+        is_this_machine = self.family == socket.AF_UNIX or address[0] in (
+            "127.0.0.1",
+            "::1",
+            "localhost",
+        )
+        if connects_to_itself and is_this_machine:
             return connect(self, address)
         raise OSError("the probe connects to nothing")
 
@@ -108,7 +112,7 @@ def error_in_one_line(error):
 
     Raises: NeedsMemoryError for an error of the memory.
     """
-    if isinstance(error, MemoryError) or NO_MEMORY.search(str(error)):
+    if isinstance(error, MemoryError) or NO_MEMORY_PATTERN.search(str(error)):
         raise NeedsMemoryError from error
     text = " ".join(str(error).replace(str(Path.cwd()), "the folder").split())
     text = re.sub(r"^\d+ validation errors? for \w+ ", "", text)
@@ -128,12 +132,14 @@ class WithoutWeights(contextlib.ExitStack):
         import torch
         from torch.overrides import TorchFunctionMode
 
-        filled = {torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
+        filling_functions = {torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 
         class Mode(TorchFunctionMode):
             def __torch_function__(self, function, types, args=(), kwargs=None):
                 kwargs = dict(kwargs or {})
-                if function is torch.empty or (function in filled and is_large_shape(args)):
+                if function is torch.empty or (
+                    function in filling_functions and is_large_shape(args)
+                ):
                     kwargs["device"] = "meta"
                 return function(*args, **kwargs)
 
@@ -150,12 +156,12 @@ def is_large_shape(args):
     return math.prod(sizes) > LARGEST_ARRAY
 
 
-def pairs_of_channels(rows, rotated):
+def pairs_of_channels(rows, num_rotated):
     """Return the pairs of channels (first, second), in the order of the first ones.
 
-    rows: what became of each unit vector of a head; one that turns shows its partner. rotated: how
-    many channels the module says that it rotates; more, if more of them turn. A pair that does not
-    turn shows no partner: its channels are as far apart as those of the first pair that turns.
+    rows: what became of each unit vector of a head; one that turns shows its partner. num_rotated:
+    how many channels the module says that it rotates; more, if more of them turn. A pair that does
+    not turn shows no partner: its channels are as far apart as those of the first pair that turns.
     """
     partners = {}
     for first, row in enumerate(rows):
@@ -164,11 +170,11 @@ def pairs_of_channels(rows, rotated):
             raise ValueError(f"channel {first} turns with {len(others)} others")
         if others:
             partners[first] = others[0]
-    distance = rotated // 2
+    distance = num_rotated // 2
     if partners:
         first = min(partners)
         distance = partners[first] - first
-    width = max(rotated, 1 + max(partners, default=-1))
+    width = max(num_rotated, 1 + max(partners, default=-1))
     if distance > 1:
         width = max(width, 2 * distance)
     pairs, taken = [], set()

@@ -11,23 +11,23 @@ import traceback
 
 from probing import error_in_one_line, join_equal_rotations, pairs_of_channels
 
-LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
-OF_IMAGES_OR_SOUND = re.compile(r"vis(ion|ual)|audio|image|speech|talker|code2wav|indexer")
-NEEDS_A_CARD = re.compile(r"NVIDIA|accelerator|platform support")
-ABOUT_ROTATION = re.compile(r"rope|rotary|original_max_position")
-CAN_CHANGE = ("longrope", "su", "dynamic", "ntk")
+LAYER_PATTERN = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+IMAGES_OR_SOUND_PATTERN = re.compile(r"vis(ion|ual)|audio|image|speech|talker|code2wav|indexer")
+NEEDS_A_CARD_PATTERN = re.compile(r"NVIDIA|accelerator|platform support")
+ABOUT_ROTATION_PATTERN = re.compile(r"rope|rotary|original_max_position")
+CHANGING_ROPE_TYPES = ("longrope", "su", "dynamic", "ntk")
 """Types whose frequencies may depend on the length that the server is started for."""
 
 
 class Server:
     """A server that is asked; a probe defines what differs from another one.
 
-    name: as its makers write it. no_model: parts of its words where it has no model of an
+    name: as its makers write it. no_model_messages: parts of its words where it has no model of an
     architecture.
     """
 
     name = ""
-    no_model = ()
+    no_model_messages = ()
 
     def settings_for(self, config, length):
         """Return the configs with which a server starts that is to admit `length` tokens; None for
@@ -92,9 +92,12 @@ class Server:
         """Return the answer about a config at which the server stops with `error`: its words under
         "refuses", or under "unmeasured" where it stops for want of a card."""
         words = error_in_one_line(error)
-        if NEEDS_A_CARD.search(words):
+        if NEEDS_A_CARD_PATTERN.search(words):
             return {"unmeasured": f"it is not read here: {words}"}
-        return {"refuses": words, "no_model": any(said in words for said in self.no_model)}
+        return {
+            "refuses": words,
+            "no_model": any(message in words for message in self.no_model_messages),
+        }
 
     def rotations_at(self, config, length):
         """Return the rotations of a server that is started for another length; None where it does
@@ -118,34 +121,39 @@ class Server:
         admits                 null; it is asked separately
         """
         modules = dict(model.named_modules(remove_duplicate=False))
-        attention = self.attention_class()
-        rotary, attending, unrotated = {}, set(), set()
+        attention_class = self.attention_class()
+        rotary_by_layer, attending_layers, unrotated_layers = {}, set(), set()
         scales = []
         for path, module in modules.items():
-            layer_match = LAYER.search(f"{path}.")
-            if layer_match is None or OF_IMAGES_OR_SOUND.search(path):
+            layer_match = LAYER_PATTERN.search(f"{path}.")
+            if layer_match is None or IMAGES_OR_SOUND_PATTERN.search(path):
                 continue
             index = int(layer_match[1])
             if hasattr(module, "head_size") and hasattr(module, "rotary_dim"):
-                rotary.setdefault(index, (path, module))
-            if isinstance(module, attention):
-                attending.add(index)
+                rotary_by_layer.setdefault(index, (path, module))
+            if isinstance(module, attention_class):
+                attending_layers.add(index)
                 scale = self.softmax_scale(module)
                 if isinstance(scale, (int, float)) and scale not in scales:
                     scales.append(scale)
             if getattr(module, "use_rope", None) is False or getattr(module, "nope", None) is True:
-                unrotated.add(index)
+                unrotated_layers.add(index)
         with self.running(settings):
-            rows = distinct_rotations({i: rotary[i] for i in rotary if i not in unrotated}, length)
-        styles = {row.pop("interleaved") for row in rows}
+            rotation_rows = distinct_rotations(
+                {i: rotary_by_layer[i] for i in rotary_by_layer if i not in unrotated_layers},
+                length,
+            )
+        interleaved_values = {row.pop("interleaved") for row in rotation_rows}
         return {
             "class": type(model).__name__,
             "stops": "",
-            "rotations": rows,
+            "rotations": rotation_rows,
             "changes": False,
             "softmax_scales": scales,
-            "without_rotation": sorted(i for i in attending if i in unrotated or i not in rotary),
-            "interleaved": styles.pop() if len(styles) == 1 else None,
+            "without_rotation": sorted(
+                i for i in attending_layers if i in unrotated_layers or i not in rotary_by_layer
+            ),
+            "interleaved": interleaved_values.pop() if len(interleaved_values) == 1 else None,
             "admits": None,
         }
 
@@ -153,11 +161,11 @@ class Server:
 def without_quantization(config):
     """Return a copy of the config dict without quantization keys, at any depth: they do not affect
     positions, and their kernels need a GPU."""
-    kept = {}
+    kept_settings = {}
     for key, value in config.items():
         if key not in ("quantization_config", "compression_config"):
-            kept[key] = without_quantization(value) if isinstance(value, dict) else value
-    return kept
+            kept_settings[key] = without_quantization(value) if isinstance(value, dict) else value
+    return kept_settings
 
 
 def is_about_rotation(error):
@@ -165,29 +173,35 @@ def is_about_rotation(error):
     come from a part that needs a card."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     in_rotary_module = any("rotary_embedding" in file for file in files)
-    return in_rotary_module or bool(ABOUT_ROTATION.search(str(error)))
+    return in_rotary_module or bool(ABOUT_ROTATION_PATTERN.search(str(error)))
 
 
 def can_change(config):
     """Return True if a rope dict of the config, or of one inside it, names a type whose frequencies
     may depend on the length."""
     if isinstance(config, dict):
-        kind = config.get("rope_type", config.get("type"))
-        return kind in CAN_CHANGE or any(can_change(value) for value in config.values())
+        rope_type = config.get("rope_type", config.get("type"))
+        return rope_type in CHANGING_ROPE_TYPES or any(
+            can_change(value) for value in config.values()
+        )
     return False
 
 
-def distinct_rotations(rotary, length):
+def distinct_rotations(rotary_by_layer, length):
     """Return each different rotation at a length once, see `join_equal_rotations`.
 
-    rotary: index of a layer -> path and rotary module. Many layers may have the same module.
+    rotary_by_layer: index of a layer -> path and rotary module. Many layers may have the same
+    module.
     """
-    by_module = {}
-    for _, module in rotary.values():
-        if id(module) not in by_module:
-            by_module[id(module)] = measure_rotation(module, length)
+    measured_by_module = {}
+    for _, module in rotary_by_layer.values():
+        if id(module) not in measured_by_module:
+            measured_by_module[id(module)] = measure_rotation(module, length)
     return join_equal_rotations(
-        {index: (path, by_module[id(module)]) for index, (path, module) in rotary.items()}
+        {
+            index: (path, measured_by_module[id(module)])
+            for index, (path, module) in rotary_by_layer.items()
+        }
     )
 
 
@@ -218,16 +232,17 @@ def turned_units(module, position, length):
 
     width = module.head_size
     rotate = getattr(module, "forward_native", module.forward)
-    units = torch.cat([torch.eye(width), torch.zeros(1, width)])
-    problem = None
+    unit_vectors = torch.cat([torch.eye(width), torch.zeros(1, width)])
+    last_error = None
     for last_position in (length - 1, position):
         positions_of_text = torch.full((width + 1,), position)
         positions_of_text[-1] = last_position
         for positions in (positions_of_text, positions_of_text.expand(3, width + 1)):
-            for vectors in (units, units[:, None]):  # modules differ in what they take
+            # Modules differ in what they take.
+            for vectors in (unit_vectors, unit_vectors[:, None]):
                 try:
                     turned = rotate(positions, vectors.clone(), vectors.clone())[0]
                     return turned.reshape(width + 1, width)[:width].double().tolist()
                 except (ValueError, AssertionError, IndexError, RuntimeError) as error:
-                    problem = error
-    raise problem
+                    last_error = error
+    raise last_error

@@ -61,7 +61,7 @@ class Sglang(Server):
     """SGLang, whose settings are of two parts."""
 
     name = "SGLang"
-    no_model = ("are not supported for now", "has no SGlang implementation")
+    no_model_messages = ("are not supported for now", "has no SGlang implementation")
 
     def settings_for(self, config, length):
         """Return the configs with which SGLang starts that is to admit `length` tokens; None for

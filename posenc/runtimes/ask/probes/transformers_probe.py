@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from probing import WHOLE, StartAgain, WithoutWeights, answer_question, error_in_one_line
+from probing import WHOLE_FLAG, StartAgain, WithoutWeights, answer_question, error_in_one_line
 
-OF_IMAGES_OR_SOUND = re.compile(r"vis(ion|ual)|audio|image|speech|talker|code2wav")
+IMAGES_OR_SOUND_PATTERN = re.compile(r"vis(ion|ual)|audio|image|speech|talker|code2wav")
 ATTENTION = ("Attention", "MLA")
 ROTATED_PART = ("qk_rope_head_dim", "rotary_ndims", "rotary_dim")
 """Names by which an attention keeps how many channels of a head it rotates, if not all."""
@@ -53,7 +53,7 @@ def start():
 def does_without():
     """Return True if this run imports transformers without the packages that take the longest and
     never rotate anything (see `do_without_what_never_rotates`)."""
-    return WHOLE not in sys.argv
+    return WHOLE_FLAG not in sys.argv
 
 
 def do_without_what_never_rotates():
@@ -189,7 +189,7 @@ def measure_model(model, config, lengths):
 def language_modules(modules):
     """Return the modules without those that read images or sound; all of them if no rotary module
     is elsewhere."""
-    kept = {name: m for name, m in modules.items() if not OF_IMAGES_OR_SOUND.search(name)}
+    kept = {name: m for name, m in modules.items() if not IMAGES_OR_SOUND_PATTERN.search(name)}
     rotate = any(kinds_of_frequencies(module) for module in kept.values())
     return kept if rotate or len(kept) > 1 else modules
 

@@ -64,7 +64,7 @@ class Vllm(Server):
     """vLLM, whose settings are its VllmConfig."""
 
     name = "vLLM"
-    no_model = (
+    no_model_messages = (
         "are not supported for now",
         "has no vLLM implementation",
         "no vLLM implementation",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from posenc.runtimes.ask import Asked, as_computed, ask, interpreters
+from posenc.runtimes.ask import RuntimeAnswer, as_computed, ask, interpreters
 from posenc.runtimes.computed_positions import ComputedPositions
 from posenc.runtimes.config_model import model_of
 from posenc.runtimes.known import RUNTIMES
@@ -90,6 +90,6 @@ def plant(
     monkeypatch.setattr(interpreters, "PROBES_FOLDER", folder)
 
 
-def rows_of_layer(answer: Asked, index: int) -> list[tuple[float, ...]]:
+def rows_of_layer(answer: RuntimeAnswer, index: int) -> list[tuple[float, ...]]:
     """The frequencies that a layer applies; none if it rotates nothing."""
     return [row.inv_freq for row in answer.rotations if row.layers is None or index in row.layers]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posenc.runtimes.ask import Asked, as_loaded, ask
+from posenc.runtimes.ask import RuntimeAnswer, as_loaded, ask
 from posenc.runtimes.files.gguf_metadata import read_metadata
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
 from tests.runtimes.ask.probes.other_runtimes import interpreter, plant
@@ -62,7 +62,7 @@ def write(path: Path, architecture: str = "llama", tensors=None, **keys) -> Path
     return path
 
 
-def answer(path: Path) -> Asked:
+def answer(path: Path) -> RuntimeAnswer:
     (said,) = ask([(path, [4096])], PYTHON, "llama.cpp")
     return said
 
@@ -81,7 +81,7 @@ def answer(path: Path) -> Asked:
 def test_what_it_loads_is_what_posenc_reads(tmp_path, keys, loaded):
     path = write(tmp_path / "a.gguf", **keys)
     said = answer(path)
-    assert said.version.startswith("b") and not said.refuses
+    assert said.version.startswith("b") and not said.refusal
     assert {name: said.loaded[name] for name in loaded} == loaded
     metadata = read_metadata(path)
     computed, known = as_loaded(said, metadata, 4096), compute_from_metadata(metadata, 4096)
@@ -100,18 +100,18 @@ def test_what_it_loads_is_what_posenc_reads(tmp_path, keys, loaded):
 )
 def test_what_it_refuses_is_said_in_its_own_words(tmp_path, keys, words):
     said = answer(write(tmp_path / "a.gguf", **keys))
-    assert words in said.refuses and not said.no_model and not said.loaded
+    assert words in said.refusal and not said.no_model and not said.loaded
 
 
 def test_an_architecture_that_it_has_not_is_told_from_a_refusal(tmp_path):
     said = answer(write(tmp_path / "a.gguf", architecture="nobody"))
-    assert said.no_model and "unknown model architecture" in said.refuses
+    assert said.no_model and "unknown model architecture" in said.refusal
 
 
 def test_what_is_no_gguf_file_is_refused(tmp_path):
     path = tmp_path / "a.gguf"
     path.write_bytes(b"GGUF" + bytes(40))
-    assert answer(path).refuses or answer(path).unmeasured
+    assert answer(path).refusal or answer(path).why_unmeasured
 
 
 def test_the_doctor_says_which_part_was_asked(call, tmp_path):
@@ -126,7 +126,10 @@ def test_the_doctor_says_which_part_was_asked(call, tmp_path):
     "mistake",
     [
         ("print_info: (", "print_inf: ("),
-        ("refusal = ERROR.search(text) if log_line", "refusal = None if log_line"),
+        (
+            "refusal_match = ERROR_PATTERN.search(text) if log_line",
+            "refusal_match = None if log_line",
+        ),
         ("loaded.setdefault(name, number_or_words(value))", "loaded.setdefault(name, 1.0)"),
     ],
     ids=["reads no setting", "sees no refusal", "takes 1 for every setting"],
@@ -138,4 +141,4 @@ def test_a_probe_with_a_mistake_is_found(monkeypatch, tmp_path, mistake):
     metadata = read_metadata(path)
     known = compute_from_metadata(metadata, 4096).layers
     wrong = as_loaded(answer(path), metadata, 4096).layers != known
-    assert wrong or "n_rot" not in answer(refused).refuses
+    assert wrong or "n_rot" not in answer(refused).refusal

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from posenc.runtimes.ask import Asked, ask
+from posenc.runtimes.ask import RuntimeAnswer, ask
 from posenc.runtimes.known import RUNTIMES
 from tests.runtimes.ask.probes.other_runtimes import (
     answers_to_recorded_cases,
@@ -33,7 +33,7 @@ LLAMA = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 
-def answer(config: dict, *lengths: int) -> Asked:
+def answer(config: dict, *lengths: int) -> RuntimeAnswer:
     (said,) = ask([(config, lengths or (64,))], PYTHON, RUNTIME)
     return said
 
@@ -57,7 +57,7 @@ def test_configs_that_people_publish():
     questions = [(config, [length]) for _, config, length, _ in cases]
     answers = ask(questions, PYTHON, RUNTIME, seconds=600)
     for (name, _, _, truth), said in zip(cases, answers, strict=True):
-        assert bool(said.refuses) == ("error" in truth), name
+        assert bool(said.refusal) == ("error" in truth), name
         for path, recorded in truth.get("layers", {}).items():
             index = int(re.search(r"layers\.(\d+)", path)[1])
             frequencies = recorded["frequencies_of_pairs"]
@@ -73,7 +73,7 @@ def test_configs_that_people_publish():
     [
         (("offset=0)[0, 0, 1]", "offset=0)[0, 0, 0]"), {}),
         (
-            ("max(max(row[0]) for row in module(units, offset=0)[0].tolist())", "1.0"),
+            ("max(max(row[0]) for row in module(unit_vectors, offset=0)[0].tolist())", "1.0"),
             {"rope_scaling": YARN},
         ),
         (("turned[second], turned[first]", "turned[first], turned[second]"), {}),
@@ -114,12 +114,12 @@ def test_dynamic_frequencies_are_those_of_the_length():
 
 def test_what_mlx_lm_refuses_is_refused_and_what_it_lacks_is_said():
     missing = {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"}
-    assert "rms_norm_eps" in answer(missing).refuses
+    assert "rms_norm_eps" in answer(missing).refusal
     nobody = answer({**LLAMA, "model_type": "nobody_has_heard_of_it"})
-    assert nobody.no_model and "not supported" in nobody.refuses
+    assert nobody.no_model and "not supported" in nobody.refusal
 
 
 def test_code_of_a_folder_is_never_run(tmp_path):
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     said = answer({**LLAMA, "model_file": str(tmp_path / "own.py")})
-    assert "model_file" in said.unmeasured and not (tmp_path / "ran").exists()
+    assert "model_file" in said.why_unmeasured and not (tmp_path / "ran").exists()

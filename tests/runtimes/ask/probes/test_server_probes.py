@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from posenc.runtimes.ask import Asked, ask
+from posenc.runtimes.ask import RuntimeAnswer, ask
 from posenc.runtimes.known import RUNTIMES
 from tests.runtimes.ask.probes.other_runtimes import (
     answers_to_recorded_cases,
@@ -45,7 +45,7 @@ LLAMA = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 
-def answer(runtime: str, config: dict, *lengths: int) -> Asked:
+def answer(runtime: str, config: dict, *lengths: int) -> RuntimeAnswer:
     (said,) = ask([(config, lengths or (64,))], PYTHONS[runtime], runtime)
     return said
 
@@ -100,12 +100,12 @@ def test_a_probe_with_a_mistake_is_found(monkeypatch, tmp_path, name, mistake, c
 @pytest.mark.parametrize("name", PYTHONS)
 def test_a_length_that_is_not_admitted_is_refused_and_the_longest_is_said(name):
     said = answer(name, LLAMA, 65)
-    assert "65" in said.refuses and said.admits == 64
-    assert answer(name, LLAMA, 64).admits == 64
+    assert "65" in said.refusal and said.longest_admitted == 64
+    assert answer(name, LLAMA, 64).longest_admitted == 64
 
 
 @pytest.mark.parametrize("name", PYTHONS)
 def test_code_of_a_stranger_is_never_run(name):
     own = {"AutoConfig": "modeling_own.Config", "AutoModel": "modeling_own.Model"}
     said = answer(name, {"model_type": "of_a_stranger", "auto_map": own})
-    assert "custom code" in said.refuses or "trust_remote_code" in said.refuses
+    assert "custom code" in said.refusal or "trust_remote_code" in said.refusal

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc.runtimes.ask import Asked, AskError, as_computed, ask, installed_version
+from posenc.runtimes.ask import AskError, RuntimeAnswer, as_computed, ask, installed_runtime_version
 from posenc.runtimes.known import RUNTIMES
 from tests.runtimes.ask.probes.other_runtimes import PROBES, plant
 from tests.runtimes.golden_cases import Cell, cells
@@ -36,7 +36,7 @@ def lengths(cell: Cell, length: int | None) -> list[int]:
 
 
 @cache
-def answers() -> dict[tuple[str, int | None], Asked]:
+def answers() -> dict[tuple[str, int | None], RuntimeAnswer]:
     """The probe's answer for each recorded case, at each recorded length; asked in one process."""
     keys, questions = [], []
     for cell in CELLS:
@@ -138,7 +138,7 @@ FAMILIES = {
 
 
 @cache
-def tiny_answers() -> dict[str, Asked]:
+def tiny_answers() -> dict[str, RuntimeAnswer]:
     questions = [({"model_type": name, **SIZES, **own}, [32]) for name, own in FAMILIES.items()]
     return dict(zip(FAMILIES, ask(questions), strict=True))
 
@@ -188,7 +188,7 @@ def test_configs_that_people_publish():
         pytest.skip(f"nothing is recorded of transformers {VERSION}")
     for (name, truth), answer in zip(named, ask(questions, seconds=600), strict=True):
         if "error" in truth:
-            assert answer.refuses, name
+            assert answer.refusal, name
             continue
         said = {(rounded(r.inv_freq), round(r.multiplier, 5)) for r in answer.rotations}
         recorded = truth["rotary"].values()
@@ -196,7 +196,7 @@ def test_configs_that_people_publish():
         assert set(truth["softmax"]) <= set(answer.softmax_scales), name
 
 
-NOTHING_LEFT_OUT = ("return WHOLE not in sys.argv", "return False")
+NOTHING_LEFT_OUT = ("return WHOLE_FLAG not in sys.argv", "return False")
 MORE_LEFT_OUT = (
     'modules["scipy"] = None',
     'sys.modules["scipy"] = sys.modules["transformers.models.llama.modeling_llama"] = None',
@@ -249,5 +249,5 @@ def test_attention_that_cuts_queries_itself_is_seen(monkeypatch, line, cuts):
 
 
 def test_the_installed_release_is_named():
-    assert installed_version("transformers") == VERSION
+    assert installed_runtime_version("transformers") == VERSION
     assert all(answer.version == VERSION for answer in tiny_answers().values())
