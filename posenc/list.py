@@ -74,7 +74,7 @@ def list_encodings(
     else:
         from rich.box import SIMPLE_HEAD
 
-        from posenc.report.terminal import stdout_console, text_table
+        from posenc.report.terminal import rich_table, stdout_console
 
         console = stdout_console(160)
         # What a narrow terminal has no room for is in --json.
@@ -82,7 +82,7 @@ def list_encodings(
             len(_HEADINGS) if console.width >= WIDE_TERMINAL_COLUMNS else _HEADINGS.index("keras")
         )
         table_style: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0}
-        table = text_table(
+        table = rich_table(
             _HEADINGS[:num_columns],
             (_table_cells(row)[:num_columns] for row in rows),
             **table_style,

@@ -70,7 +70,7 @@ def print_line(console: Console, text: str) -> None:
     console.print(" ".join(text.splitlines()), markup=False, highlight=False, soft_wrap=True)
 
 
-def text_table(
+def rich_table(
     header: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
@@ -102,8 +102,8 @@ def text_table(
 def print_table(
     console: Console, header: Sequence[str], rows: Iterable[Sequence[str]], **options: Any
 ) -> None:
-    """Print a `text_table` on the console; `options` are those of that function."""
-    console.print(text_table(header, rows, **options))
+    """Print a `rich_table` on the console; `options` are those of that function."""
+    console.print(rich_table(header, rows, **options))
 
 
 def print_report(report: Report, in_json: bool) -> None:
