@@ -1,5 +1,6 @@
 """Base class of tasks: sequences generated from a seed and a step, answers, lengths."""
 
+import hashlib
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -167,6 +168,20 @@ class Task(ABC):
                     f"{option}: the task {self.name} takes {minimum:,} {upper_end} "
                     f"{self.length_unit}, got {length:,}."
                 )
+
+    def hash_sequences(self, train_length: int, test_lengths: tuple[int, ...]) -> str:
+        """Return a hash of a sample of the task's sequences, as 16 hexadecimal digits. A changed
+        task gives another hash, so that results of the old one are not reused.
+
+        train_length, test_lengths: as in `check_lengths`.
+        """
+        digest = hashlib.sha256()
+        batches = [self.train_batch(0, 0, 8, train_length), self.valid_batch(8, train_length)]
+        batches += [self.test_batch(case, 2, train_length) for case in self.cases(test_lengths)]
+        for batch in batches:
+            digest.update(batch.tokens.astype("<i8").tobytes())
+            digest.update(batch.targets.astype("<i8").tobytes())
+        return digest.hexdigest()[:16]
 
     def _draw_training_batch(
         self, random: np.random.Generator, batch_size: int, train_length: int

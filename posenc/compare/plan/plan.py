@@ -40,7 +40,6 @@ from posenc.compare.plan.sizes import decoder_sizes
 from posenc.compare.plan.splits import MinimumBytes, TextSplits, check_content, split_text
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.objectives import OBJECTIVES, Objective
-from posenc.compare.trial.task_of_trial import hash_task_sequences
 from posenc.compare.trial.train import PROJECTIONS
 from posenc.encodings import ModelShape, PerLayer, create
 from posenc.files.atomic import prepare_page_and_figures
@@ -408,7 +407,7 @@ def _plan_trial(task_name: str, options: Options, shared_fields: dict[str, Any])
     if options.test_lengths is not None or train_length != task.train_length:
         test_lengths = _parse_test_lengths(options.test_lengths, train_length, [1, 2, 4])
     task.check_lengths(train_length, test_lengths)
-    corpus = hash_task_sequences(task, train_length, test_lengths)
+    corpus = task.hash_sequences(train_length, test_lengths)
     task_fields = {"task": task_name, "test_lengths": test_lengths, "corpus": corpus}
     return TrialConfig(**shared_fields | sizes | task_fields | _NO_READINGS)
 

@@ -1,7 +1,5 @@
 """The task of a trial, or its text: what they fix of the model's sizes, the tests and the hash."""
 
-import hashlib
-
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.objectives import objective_of
@@ -43,17 +41,6 @@ def shape_length(config: TrialConfig) -> int:
     if task is None:
         return objective_of(config).longest_stack_input(config.train_length)
     return task.encoding_train_length(config.train_length)
-
-
-def hash_task_sequences(task: Task, train_length: int, test_lengths: tuple[int, ...]) -> str:
-    """Return a hash of a sample of the sequences that the task makes, as 16 hexadecimal digits. A
-    changed task gives another hash, so that its old results are not reused."""
-    digest = hashlib.sha256()
-    batches = [task.train_batch(0, 0, 8, train_length), task.valid_batch(8, train_length)]
-    batches += [task.test_batch(case, 2, train_length) for case in task.cases(test_lengths)]
-    for batch in batches:
-        digest.update(batch.tokens.astype("<i8").tobytes() + batch.targets.astype("<i8").tobytes())
-    return digest.hexdigest()[:16]
 
 
 def check_scores(result: TrialResult) -> None:
