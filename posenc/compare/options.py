@@ -1,17 +1,24 @@
 """Options of `posenc compare`: name, type, range, default and help, each in one place."""
 
 import inspect
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from posenc.command_line.options import Figures, Json, option
+from posenc.command_line.options import Figures, Json, option, require_choice
 from posenc.compare.defaults import BUDGETS, DEFAULT_ENCODINGS, NUM_PAIR_SEEDS, SUITES, Budget
 from posenc.lazy import require_package
 from posenc.list import complete_name
 
+ENGINE_OPTIONS = {
+    "local": ("workers",),
+    "ray": ("address", "storage", "max_parallel"),
+    "slurm": ("partition", "max_parallel"),
+}
+"""The options that each engine has, of which others have none."""
 _ACCEPTED_TYPES: dict[Any, tuple[Any, str]] = {
     int: (int, "a whole number"),
     float: (int | float, "a number"),
@@ -349,10 +356,17 @@ class Options:
         bool, option("Start even if it is expected to take over a week.", "--yes", panel="Where")
     ] = False
 
+    @property
+    def task_names(self) -> list[str]:
+        """Return the names of the tasks, each once; "text" if --task names none."""
+        names = self.task or ["text"]
+        return list(dict.fromkeys(name.replace("-", "_") for name in names))
+
 
 def check_options(options: Options) -> None:
-    """Check the type and minimum of every option, as typer does on the command line, and that
-    tensorboard is installed where it is asked for.
+    """Check the type and minimum of every option, as typer does on the command line; that options
+    of choice have one of their values, and the options of an engine are those of --engine; and
+    that tensorboard is installed where it is asked for.
 
     Raises: ValueError.
     """
@@ -366,6 +380,41 @@ def check_options(options: Options) -> None:
             continue
         option_name = name if name == "encodings" else f"--{name.replace('_', '-')}"
         _check_option(option_name, value, value_type, declared_option.min)
+    _check_choices(options)
+    _check_engine_options(options)
+
+
+def _check_choices(options: Options) -> None:
+    """Raise ValueError for an option of choice that has none of its values."""
+    # These load numpy and torch, without which the command line starts sooner.
+    from posenc.compare.trial.objectives import OBJECTIVES
+    from posenc.compare.trial.train import PROJECTIONS
+    from posenc.tasks.registry import TEXT, find_task
+
+    require_choice("--budget", options.budget, SUITES if options.suite else BUDGETS)
+    require_choice("--engine", options.engine, ENGINE_OPTIONS)
+    require_choice("--objective", options.objective, OBJECTIVES)
+    require_choice("--device", options.device, ("auto", "cpu", "cuda"))
+    require_choice("--precision", options.precision, ("auto", "float32", "bfloat16"))
+    require_choice("--projections", options.projections, PROJECTIONS)
+    for name in options.task_names:
+        if name != TEXT:
+            find_task(name)
+
+
+def _check_engine_options(options: Options) -> None:
+    """Raise ValueError for an option that another engine has."""
+    own_options = ENGINE_OPTIONS[options.engine]
+    for name in dict.fromkeys(itertools.chain(*ENGINE_OPTIONS.values())):
+        if getattr(options, name) is not None and name not in own_options:
+            engines_in_words = " or ".join(
+                engine for engine, names in ENGINE_OPTIONS.items() if name in names
+            )
+            own_in_words = ", ".join(f"--{own.replace('_', '-')}" for own in own_options)
+            raise ValueError(
+                f"--{name.replace('_', '-')} is an option of --engine {engines_in_words}; --engine "
+                f"{options.engine} has {own_in_words}."
+            )
 
 
 def _check_option(option_name: str, value: Any, value_type: Any, minimum: Any) -> None:

@@ -1,6 +1,5 @@
 """The `Plan` of a comparison, made once from the options and checked before allocation."""
 
-import itertools
 import shlex
 import sys
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ from typing import Any
 
 import torch
 
-from posenc.command_line.options import require_choice
 from posenc.compare.defaults import (
     BUDGETS,
     DEFAULT_BIDIRECTIONAL,
@@ -40,20 +38,12 @@ from posenc.compare.plan.sizes import decoder_sizes
 from posenc.compare.plan.splits import MinimumBytes, TextSplits, check_content, split_text
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.objectives import OBJECTIVES, Objective
-from posenc.compare.trial.train import PROJECTIONS
 from posenc.encodings import ModelShape, PerLayer, create
 from posenc.files.atomic import prepare_page_and_figures
 from posenc.files.find_texts import find_text, standard_library_text
 from posenc.machine import hardware
-from posenc.tasks.registry import TASKS, TEXT, find_task
+from posenc.tasks.registry import TASKS, TEXT
 from posenc.tasks.task import Task
-
-ENGINE_OPTIONS = {
-    "local": ("workers",),
-    "ray": ("address", "storage", "max_parallel"),
-    "slurm": ("partition", "max_parallel"),
-}
-"""The options that each engine has, of which others have none."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +119,8 @@ def make_plan(options: Options) -> Plan:
 
     Raises: ValueError if the options do not fit together, or an encoding does not fit a task.
     """
+    check_options(options)
     options = with_suite_defaults(options)
-    prepare_page_and_figures(options.figures)
-    check_engine_options(options)
     if options.as_json and options.dry_run:
         raise ValueError("--json prints an answer, and --dry-run has none. Leave one of both out.")
     for folder in options.reuse or ():
@@ -139,8 +128,10 @@ def make_plan(options: Options) -> Plan:
             raise ValueError(f"--reuse must be a folder of posenc compare, and {folder} is none.")
     compared = _read_encodings(options.encodings or _default_encodings(options))
     num_seeds = _num_seeds(options, compared)
+    notes = _notes(len(compared), num_seeds)
     task_trials = plan_one_trial_per_task(options, compared)
-    return Plan(options, num_seeds, compared, task_trials, notes=_notes(len(compared), num_seeds))
+    prepare_page_and_figures(options.figures)
+    return Plan(options, num_seeds, compared, task_trials, notes=notes)
 
 
 def _notes(num_encodings: int, num_seeds: int) -> tuple[str, ...]:
@@ -217,12 +208,9 @@ def with_text(plan: Plan, folder: Path) -> Plan:
 
 
 def chosen_budget(options: Options) -> Budget:
-    """Return the budget that --budget names, with --seeds and --steps if given.
-
-    Raises: ValueError for an unknown name.
-    """
+    """Return the budget that --budget names, with --seeds and --steps if given."""
     budgets = SUITES if options.suite else BUDGETS
-    budget = budgets[require_choice("--budget", options.budget, budgets)]
+    budget = budgets[options.budget]
     return budget._replace(
         seeds=budget.seeds if options.seeds is None else options.seeds,
         steps=budget.steps if options.steps is None else options.steps,
@@ -232,7 +220,7 @@ def chosen_budget(options: Options) -> Budget:
 def with_suite_defaults(options: Options) -> Options:
     """Return the options with those that `--suite` implies, except where the user gave others.
 
-    Raises: ValueError for an unknown budget, or for --task.
+    Raises: ValueError for --task.
     """
     if not options.suite:
         return options
@@ -250,21 +238,6 @@ def with_suite_defaults(options: Options) -> Options:
     )
 
 
-def check_engine_options(options: Options) -> None:
-    """Raise ValueError for an unknown engine, or for an option that another engine has."""
-    own_options = ENGINE_OPTIONS[require_choice("--engine", options.engine, ENGINE_OPTIONS)]
-    for name in dict.fromkeys(itertools.chain(*ENGINE_OPTIONS.values())):
-        if getattr(options, name) is not None and name not in own_options:
-            engines_in_words = " or ".join(
-                engine for engine, names in ENGINE_OPTIONS.items() if name in names
-            )
-            own_in_words = ", ".join(f"--{own.replace('_', '-')}" for own in own_options)
-            raise ValueError(
-                f"--{name.replace('_', '-')} is an option of --engine {engines_in_words}; --engine "
-                f"{options.engine} has {own_in_words}."
-            )
-
-
 def plan_one_trial_per_task(
     options: Options, compared: Sequence[ComparedEncoding]
 ) -> tuple[TrialConfig, ...]:
@@ -273,20 +246,17 @@ def plan_one_trial_per_task(
     Raises: ValueError if the options do not fit together, or an encoding does not fit a task.
     """
     check_options(options)
-    task_names = list(dict.fromkeys(name.replace("-", "_") for name in options.task or [TEXT]))
+    task_names = options.task_names
     sequence_tasks = [name for name in task_names if name != TEXT]
-    for name in sequence_tasks:
-        find_task(name)
     _check_options_of_tasks(options, task_names)
-    objective = OBJECTIVES[require_choice("--objective", options.objective, OBJECTIVES)]
+    objective = OBJECTIVES[options.objective]
     if not all(objective.causal_stacks):
         _check_bidirectional(objective, sequence_tasks, compared)
-    shared_fields = _shared_fields(options, compared[0].text)
-    task_trials = tuple(_plan_trial(name, options, shared_fields) for name in task_names)
     for name in sequence_tasks:
         if TASKS[name].num_axes > 1:
             _check_axes(TASKS[name], compared)
-    return task_trials
+    shared_fields = _shared_fields(options, compared[0].text)
+    return tuple(_plan_trial(name, options, shared_fields) for name in task_names)
 
 
 def _check_options_of_tasks(options: Options, task_names: Sequence[str]) -> None:
@@ -325,7 +295,6 @@ def _shared_fields(options: Options, encoding: str) -> dict[str, Any]:
 
     Raises: ValueError for options that do not fit together or this machine.
     """
-    device, precision = _device_and_precision(options)
     if not 0 < options.lr <= sys.float_info.max:
         raise ValueError(f"--lr must be a positive number, got {options.lr}.")
     if options.search_lr or options.tune:
@@ -333,12 +302,12 @@ def _shared_fields(options: Options, encoding: str) -> dict[str, Any]:
     if not 0 < options.encoding_lr <= sys.float_info.max:
         raise ValueError(f"--encoding-lr must be a positive number, got {options.encoding_lr}.")
     sizes = decoder_sizes(options)
-    require_choice("--projections", options.projections, PROJECTIONS)
     if options.projections in ("q=k", "none") and sizes["kv_heads"] != sizes["heads"]:
         raise ValueError(
             f"--projections {options.projections} needs as many key/value heads as query heads, "
             f"got {sizes['kv_heads']} and {sizes['heads']}."
         )
+    device, precision = _device_and_precision(options)
     common_names = {f.name for f in fields(TrialConfig)} & {f.name for f in fields(Options)}
     return {name: getattr(options, name) for name in common_names} | {
         "encoding": encoding,
@@ -356,8 +325,8 @@ def _device_and_precision(options: Options) -> tuple[str, str]:
 
     Raises: ValueError for what this machine cannot do; other machines cannot be asked.
     """
-    device = require_choice("--device", options.device, ("auto", "cpu", "cuda"))
-    precision = require_choice("--precision", options.precision, ("auto", "float32", "bfloat16"))
+    device = options.device
+    precision = options.precision
     has_gpu = torch.cuda.is_available()
     if device == "auto":
         device = "cuda" if has_gpu else "cpu"

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from posenc.compare.engines.remote import MAX_LOST_RUNS, Progress, Remote
-from posenc.compare.options import Options
-from posenc.compare.plan.plan import check_engine_options
+from posenc.compare.options import Options, check_options
 from posenc.machine.fingerprint import processor_facts
 from tests.compare.judge.test_summary import TRIAL
 
@@ -31,13 +30,13 @@ from tests.compare.judge.test_summary import TRIAL
 )
 def test_options_of_another_engine_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
-        check_engine_options(Options(**options))
+        check_options(Options(**options))
 
 
 def test_options_of_the_engine_are_taken():
-    check_engine_options(Options(workers=2))
-    check_engine_options(Options(engine="ray", address="auto", storage="s3://a/b", max_parallel=3))
-    check_engine_options(Options(engine="slurm", partition="cpu", max_parallel=3))
+    check_options(Options(workers=2))
+    check_options(Options(engine="ray", address="auto", storage="s3://a/b", max_parallel=3))
+    check_options(Options(engine="slurm", partition="cpu", max_parallel=3))
 
 
 def test_losses_count_only_without_progress():

@@ -118,7 +118,7 @@ def test_a_suite_takes_no_other_tasks():
     with pytest.raises(
         ValueError, match="--budget must be quick, standard or thorough, got 'huge'"
     ):
-        with_suite_defaults(Options(suite=True, budget="huge"))
+        make_plan(Options(suite=True, budget="huge"))
 
 
 def test_the_suite_runs_as_one_command(tmp_path, capsys, undrawn):
