@@ -31,6 +31,8 @@ from pathlib import Path
 
 LARGEST_ARRAY = 2**20
 """Arrays of more elements are never filled: they are weights."""
+RANDOM_FILLS = ("normal_", "uniform_", "trunc_normal_")
+"""Functions of torch, and methods of its tensors, that fill a tensor with random numbers."""
 WHOLE_FLAG = "--whole"
 """Argument of a probe that is to do without nothing of its runtime."""
 NO_MEMORY_PATTERN = re.compile(r"[Cc](an't|annot) allocate memory|std::bad_alloc")
@@ -74,12 +76,12 @@ class NeedsMemoryError(Exception):
 
 
 class StartAgain(Exception):
-    """The probe must be run again with the argument WHOLE, as the packages that it left out may
-    have caused an error."""
+    """The probe must be run again with WHOLE_FLAG, as the packages that it left out may have caused
+    an error."""
 
 
 def start_again(question, answer_stream):
-    """Run the probe from its beginning in the place of this process, with the argument WHOLE."""
+    """Run the probe from its beginning in the place of this process, with WHOLE_FLAG."""
     Path("question.json").write_text(json.dumps(question), encoding="utf-8")
     os.dup2(os.open("question.json", os.O_RDONLY), 0)
     os.dup2(answer_stream.fileno(), 1)
@@ -141,6 +143,10 @@ class WithoutWeights(contextlib.ExitStack):
                     function in filling_functions and is_large_shape(args)
                 ):
                     kwargs["device"] = "meta"
+                if getattr(function, "__name__", "") in RANDOM_FILLS:
+                    tensor = args[0] if args else kwargs["tensor"]
+                    if tensor.is_meta:  # there is nothing to fill, and torch's compiler would load
+                        return tensor
                 return function(*args, **kwargs)
 
         super().__enter__()

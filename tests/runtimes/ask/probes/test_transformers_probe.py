@@ -228,6 +228,15 @@ def test_a_probe_that_lacks_what_it_does_without_starts_again(
         assert not answer.rotations
 
 
+@pytest.mark.slow
+def test_the_probe_loads_no_compiler(monkeypatch, tmp_path, fresh_process):
+    """Which takes as long as torch itself."""
+    is_loaded = ('"class": type(model).__name__', '"class": str(COMPILER in sys.modules)')
+    plant(monkeypatch, tmp_path, "transformers_probe.py", is_loaded)
+    (answer,) = ask([({"model_type": "llama", **SIZES, "vocab_size": 2**15}, [32])])
+    assert answer.model == "False"
+
+
 def rounded(frequencies) -> tuple[str, ...]:
     return tuple(f"{frequency:.4g}" for frequency in frequencies)
 
