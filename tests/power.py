@@ -219,8 +219,8 @@ MUTATIONS = (
     ),
     Mutation(
         "statistics/seed_intervals.py",
-        "half_widths = quantile * np.sqrt(np.maximum(variance, least_variance) * factor / 2)",
-        "half_widths = quantile * np.sqrt(np.maximum(variance, least_variance) * factor)",
+        "half_widths = quantile * np.sqrt(np.maximum(variances, least_variance) * factors / 2)",
+        "half_widths = quantile * np.sqrt(np.maximum(variances, least_variance) * factors)",
         "statistics",
     ),
     Mutation(
@@ -231,14 +231,14 @@ MUTATIONS = (
     ),
     Mutation(
         "tasks/recall.py",
-        "targets[2 * num_pairs + num_fillers + 2 :: 2] = values[order]",
+        "targets[2 * num_pairs + num_fillers + 2 :: 2] = values[order_of_questions]",
         "targets[2 * num_pairs + num_fillers + 2 :: 2] = values",
         "tasks",
     ),
     Mutation(
         "tasks/scoring.py",
-        "return float((is_right | ~scored).all(1).mean()), float(is_right[scored].mean())",
-        "return float((is_right & scored).all(1).mean()), float(is_right[scored].mean())",
+        "return float((is_right | ~is_scored).all(1).mean()), float(is_right[is_scored].mean())",
+        "return float((is_right & is_scored).all(1).mean()), float(is_right[is_scored].mean())",
         "tasks",
     ),
     # Extend, attach, checkpoints
@@ -250,8 +250,8 @@ MUTATIONS = (
     ),
     Mutation(
         "statistics/text_intervals.py",
-        "low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [2.5, 97.5])",
-        "low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [5, 95])",
+        "loss_sums[drawn_documents].sum(1) / token_counts[drawn_documents].sum(1), [2.5, 97.5]",
+        "loss_sums[drawn_documents].sum(1) / token_counts[drawn_documents].sum(1), [5, 95]",
         "statistics",
     ),
     Mutation(
@@ -276,7 +276,7 @@ MUTATIONS = (
     Mutation(
         "runtimes/weights/rows.py",
         "return [i for t in range(half) for i in (t, t + half)]",
-        "return [*range(0, width, 2), *range(1, width, 2)]",
+        "return [*range(0, num_rotary, 2), *range(1, num_rotary, 2)]",
         "runtimes doctor",
     ),
     Mutation(

@@ -141,17 +141,21 @@ class PairwiseComparison:
         prior's."""
         return float(self._with_prior(self._fit.variance, self.degrees_of_freedom))
 
-    def _with_prior(self, variance: np.ndarray | float, freedom: np.ndarray | int) -> np.ndarray:
+    def _with_prior(
+        self, variance: np.ndarray | float, degrees_of_freedom: np.ndarray | int
+    ) -> np.ndarray:
         """Return the mean of each variance and the prior's, weighted by their degrees of freedom;
         without a prior the variance itself.
 
-        freedom: degrees of freedom of `variance`, in the same shape.
+        degrees_of_freedom: degrees of freedom of `variance`, in the same shape.
         """
         if self.prior is None:
             return np.asarray(variance)
-        prior_freedom = self.prior.degrees_of_freedom
-        total = freedom + prior_freedom
-        return np.asarray((freedom * variance + prior_freedom * self.prior.spread**2) / total)
+        prior_degrees = self.prior.degrees_of_freedom
+        total_degrees = degrees_of_freedom + prior_degrees
+        return np.asarray(
+            (degrees_of_freedom * variance + prior_degrees * self.prior.spread**2) / total_degrees
+        )
 
     def gap(self, a: str, b: str) -> Gap:
         """Return the mean of `a` minus that of `b`, with its simultaneous confidence interval."""
@@ -168,15 +172,21 @@ class PairwiseComparison:
         fit = self._fit
         num_encodings = len(self.names)
         # Variance factors of the differences: those of both means, less twice their covariance.
-        own_factors = np.diagonal(fit.inverse)[:num_encodings]
-        factors = (
-            own_factors[:, None] + own_factors - 2 * fit.inverse[:num_encodings, :num_encodings]
+        variance_factors = np.diagonal(fit.inverse)[:num_encodings]
+        difference_factors = (
+            variance_factors[:, None]
+            + variance_factors
+            - 2 * fit.inverse[:num_encodings, :num_encodings]
         )
-        own_variances, own_freedoms = _variances_of_differences(self.values)
+        variances_of_differences, degrees_of_differences = _variances_of_differences(self.values)
         # Half of it, as a difference of two residuals has twice the variance of one.
-        moderated = self._with_prior(own_variances / 2, own_freedoms)
-        variances = np.maximum(self._pooled_variance, np.where(own_freedoms > 0, moderated, 0.0))
-        half_widths = self._half_widths_of(variances, factors)
+        variances_with_prior = self._with_prior(
+            variances_of_differences / 2, degrees_of_differences
+        )
+        variances = np.maximum(
+            self._pooled_variance, np.where(degrees_of_differences > 0, variances_with_prior, 0.0)
+        )
+        half_widths = self._half_widths_of(variances, difference_factors)
         return np.where(self._are_determined, half_widths, math.inf)
 
     @cached_property
@@ -203,10 +213,10 @@ class PairwiseComparison:
         return self._fit.inverse @ (design.T @ design)
 
     def _half_widths_of(
-        self, variance: np.ndarray | float, factor: np.ndarray | float
+        self, variances: np.ndarray | float, factors: np.ndarray | float
     ) -> np.ndarray:
         """Return the half-width of the simultaneous interval of differences with the variances
-        factor * variance, element by element.
+        factors * variances, element by element.
 
         It is inf if there is no significance level, and if all seeds are copies of each other;
         otherwise at least that in SMALLEST_DIFFERENCES.
@@ -216,13 +226,13 @@ class PairwiseComparison:
         rounding_variance = (LARGEST_ROUNDING_DEVIATION * largest_value) ** 2
         are_copies = max(self._fit.variance, least_variance) <= rounding_variance
         if self.level is None or are_copies:
-            return np.full(np.shape(variance), math.inf)
+            return np.full(np.shape(variances), math.inf)
         degrees_of_freedom = self.degrees_of_freedom + (
             self.prior.degrees_of_freedom if self.prior else 0
         )
         # The range is in units of one mean's standard deviation, of which a difference has sqrt(2).
         quantile = studentized_range_quantile(self.level, len(self.names), degrees_of_freedom)
-        half_widths = quantile * np.sqrt(np.maximum(variance, least_variance) * factor / 2)
+        half_widths = quantile * np.sqrt(np.maximum(variances, least_variance) * factors / 2)
         return np.maximum(half_widths, SMALLEST_DIFFERENCES.get(self.kind_of_values, 0.0))
 
     @cached_property
@@ -231,8 +241,8 @@ class PairwiseComparison:
         worse if the values are losses or ranks, and better if they are scores."""
         means = self._fit.means
         differences = means[:, None] - means
-        significant = np.argwhere(differences > self._half_widths)
-        return frozenset((self.names[i], self.names[j]) for i, j in significant)
+        significant_pairs = np.argwhere(differences > self._half_widths)
+        return frozenset((self.names[i], self.names[j]) for i, j in significant_pairs)
 
 
 def _variances_of_differences(
@@ -242,40 +252,42 @@ def _variances_of_differences(
     (encodings, encodings). Only seeds that both encodings have count; both are 0 for fewer than
     two."""
     seeds = sorted({seed for by_seed in values.values() for seed in by_seed})
-    table = np.full((len(values), len(seeds)), math.nan)
-    for row, by_seed in zip(table, values.values(), strict=True):
+    value_table = np.full((len(values), len(seeds)), math.nan)
+    for values_of_encoding, by_seed in zip(value_table, values.values(), strict=True):
         for seed, value in by_seed.items():
-            row[seeds.index(seed)] = value
-    differences = table[:, None] - table
+            values_of_encoding[seeds.index(seed)] = value
+    differences = value_table[:, None] - value_table
     is_shared = np.isfinite(differences)
     num_shared = is_shared.sum(2)
-    kept = np.where(is_shared, differences, 0.0)
-    means = kept.sum(2) / np.maximum(num_shared, 1)
-    squares = np.where(is_shared, (differences - means[:, :, None]) ** 2, 0.0).sum(2)
+    shared_differences = np.where(is_shared, differences, 0.0)
+    means = shared_differences.sum(2) / np.maximum(num_shared, 1)
+    sums_of_squares = np.where(is_shared, (differences - means[:, :, None]) ** 2, 0.0).sum(2)
     degrees_of_freedom = np.maximum(num_shared - 1, 0)
-    return squares / np.maximum(degrees_of_freedom, 1), degrees_of_freedom
+    return sums_of_squares / np.maximum(degrees_of_freedom, 1), degrees_of_freedom
 
 
 def group_into_tiers(
-    order: Sequence[str], worse: frozenset[tuple[str, str]]
+    names: Sequence[str], worse_pairs: frozenset[tuple[str, str]]
 ) -> tuple[tuple[str, ...], ...]:
     """Group encodings into tiers: first those that are worse than no other, then those that are
     worse only than some in the first tier, and so on.
 
-    order: names of the encodings, the best first; each tier keeps this order.
-    worse: pairs (a, b) of names in which `a` is worse than `b`.
+    names: names of the encodings, the best first; each tier keeps this order.
+    worse_pairs: pairs (a, b) of names in which `a` is worse than `b`.
 
     >>> group_into_tiers(["t5", "alibi", "rope"], frozenset({("rope", "t5")}))
     (('t5', 'alibi'), ('rope',))
     """
-    groups = []
-    remaining = list(order)
+    tiers = []
+    remaining = list(names)
     while remaining:
         # All that are left, if each of them is worse than another one.
-        tier = [b for b in remaining if not any((b, a) in worse for a in remaining)] or remaining
-        groups.append(tuple(tier))
+        tier = [
+            b for b in remaining if not any((b, a) in worse_pairs for a in remaining)
+        ] or remaining
+        tiers.append(tuple(tier))
         remaining = [name for name in remaining if name not in tier]
-    return tuple(groups)
+    return tuple(tiers)
 
 
 class _LeastSquaresFit(NamedTuple):
@@ -303,18 +315,18 @@ def _fit_least_squares(values: Mapping[str, Mapping[int, float]]) -> _LeastSquar
     seeds = sorted({seed for by_seed in values.values() for seed in by_seed})
     num_trials = sum(map(len, values.values()))
     design = np.zeros((num_trials, len(values) + len(seeds)))
-    observed = np.empty(num_trials)
+    observed_values = np.empty(num_trials)
     trial_index = 0
     for encoding_index, by_seed in enumerate(values.values()):
         for seed, value in by_seed.items():
             design[trial_index, encoding_index] = 1
             design[trial_index, len(values) + seeds.index(seed)] = 1
-            observed[trial_index] = value
+            observed_values[trial_index] = value
             trial_index += 1
     # Only differences of effects are determined, so there is no inverse but the pseudoinverse.
     inverse = np.linalg.pinv(design.T @ design, hermitian=True)
-    effects = inverse @ design.T @ observed
-    residuals = observed - design @ effects
+    effects = inverse @ design.T @ observed_values
+    residuals = observed_values - design @ effects
     degrees_of_freedom = num_trials - int(np.linalg.matrix_rank(design))
     variance = float(residuals @ residuals) / degrees_of_freedom if degrees_of_freedom else 0.0
     means = effects[: len(values)] + effects[len(values) :].mean()
@@ -345,15 +357,15 @@ def significance_level(kind_of_values: str, num_encodings: int, num_seeds: int) 
     """
     if kind_of_values == "text":
         return TEXT_LEVEL if num_seeds > 1 else None
-    table = _levels_from_file()[kind_of_values]
-    most_seeds = max(seeds_in_table for _, seeds_in_table in table)
-    numbers_in_table = {encodings_in_table for encodings_in_table, _ in table}
-    num_in_table = min(
-        (num_in_table for num_in_table in numbers_in_table if num_in_table >= num_encodings),
+    level_by_size = _levels_from_file()[kind_of_values]
+    most_seeds_in_table = max(seeds_in_table for _, seeds_in_table in level_by_size)
+    numbers_in_table = {encodings_in_table for encodings_in_table, _ in level_by_size}
+    encodings_used = min(
+        (number for number in numbers_in_table if number >= num_encodings),
         default=max(numbers_in_table),
     )
-    level = table.get((num_in_table, min(num_seeds, most_seeds)))
-    return None if level is None else level * min(1.0, num_in_table / num_encodings)
+    level = level_by_size.get((encodings_used, min(num_seeds, most_seeds_in_table)))
+    return None if level is None else level * min(1.0, encodings_used / num_encodings)
 
 
 @lru_cache(maxsize=1)

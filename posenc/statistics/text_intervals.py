@@ -45,26 +45,31 @@ def estimate_mean(losses: np.ndarray, documents: np.ndarray) -> Estimate:
     losses: floats of any shape. documents: for each loss the number of the document that it is
     from, integers in the same shape.
     """
-    kept = ~np.isnan(losses)
-    distinct_documents, index = np.unique(documents[kept], return_inverse=True)
+    is_number = ~np.isnan(losses)
+    distinct_documents, document_indices = np.unique(documents[is_number], return_inverse=True)
     num_documents = len(distinct_documents)
-    sums = np.bincount(index, losses[kept], num_documents)
-    counts = np.bincount(index, minlength=num_documents).astype(float)
+    loss_sums = np.bincount(document_indices, losses[is_number], num_documents)
+    token_counts = np.bincount(document_indices, minlength=num_documents).astype(float)
     if not num_documents:
         return Estimate(math.nan, math.nan, math.nan, 0)
-    mean = float(sums.sum() / counts.sum())
-    num_tokens = int(counts.sum())
+    mean = float(loss_sums.sum() / token_counts.sum())
+    num_tokens = int(token_counts.sum())
     if num_documents < FEWEST_DOCUMENTS:
         return Estimate(mean, math.nan, math.nan, num_tokens)
-    draws = np.random.default_rng(0).integers(0, num_documents, (DOCUMENT_SAMPLES, num_documents))
-    low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [2.5, 97.5])
+    drawn_documents = np.random.default_rng(0).integers(
+        0, num_documents, (DOCUMENT_SAMPLES, num_documents)
+    )
+    low, high = np.percentile(
+        loss_sums[drawn_documents].sum(1) / token_counts[drawn_documents].sum(1), [2.5, 97.5]
+    )
     return Estimate(mean, float(low), float(high), num_tokens)
 
 
-def fraction_interval(right: int, total: int) -> tuple[float, float]:
-    """Return the lower and upper end of Wilson's 95 % interval of the fraction right / total.
+def fraction_interval(num_right: int, num_answers: int) -> tuple[float, float]:
+    """Return the lower and upper end of Wilson's 95 % interval of the fraction num_right /
+    num_answers.
 
-    right: number of right answers. total: number of all answers, at least 1.
+    num_right: number of right answers. num_answers: of all answers, at least 1.
 
     Source: Wilson 1927, doi:10.1080/01621459.1927.10502953.
     >>> [round(bound, 4) for bound in fraction_interval(9, 10)]
@@ -73,7 +78,7 @@ def fraction_interval(right: int, total: int) -> tuple[float, float]:
     # Loaded here, because it takes half a second, and only tasks with answers need it.
     from scipy.stats import binomtest
 
-    bounds = binomtest(right, total).proportion_ci(0.95, method="wilson")
+    bounds = binomtest(num_right, num_answers).proportion_ci(0.95, method="wilson")
     return float(bounds.low), float(bounds.high)
 
 
@@ -103,17 +108,19 @@ def window_gaps(
     >>> round(gap.value, 2), 0.0 < gap.half_width < 0.1
     (0.6, True)
     """
-    window_counts = {len(of_windows) for of_windows in losses.values()}
+    window_counts = {len(window_losses) for window_losses in losses.values()}
     if len(window_counts) != 1 or len(losses) < 2 or min(window_counts) < FEWEST_WINDOWS:
         return {}
     (num_windows,) = window_counts
     pairs = [pair for pair in combinations(losses, 2) if encoding is None or encoding in pair]
     differences = np.array([np.subtract(losses[a], losses[b]) for a, b in pairs])
     means = differences.mean(1)
-    random = np.random.default_rng(0)  # of a fixed seed: equal losses give equal intervals
+    generator = np.random.default_rng(0)  # of a fixed seed: equal losses give equal intervals
     # Share of each window in each sample, (samples, windows); a window may be drawn repeatedly.
     window_fractions = (
-        random.multinomial(num_windows, np.full(num_windows, 1 / num_windows), size=WINDOW_SAMPLES)
+        generator.multinomial(
+            num_windows, np.full(num_windows, 1 / num_windows), size=WINDOW_SAMPLES
+        )
         / num_windows
     )
     changes = window_fractions @ differences.T - means  # (samples, pairs)

@@ -20,7 +20,7 @@ class Copy(Task):
     title = "copy symbols of 32 kinds"
     num_symbols = 32
     vocab_size = FIRST_SYMBOL + num_symbols
-    end = END
+    end_token = END
     train_length = 20
     test_lengths = (20, 24, 30, 40, 80)
     steps = 2500

@@ -11,7 +11,7 @@ READ = 3
 IGNORE = 4
 """Tokens of the instructions; the bits are tokens 0 and 1."""
 IGNORE_FRACTION = 0.8
-_IGNORE_FRACTIONS = {"": IGNORE_FRACTION, "98 % ignored": 0.98, "10 % ignored": 0.1}
+_IGNORE_FRACTION_OF_VARIANT = {"": IGNORE_FRACTION, "98 % ignored": 0.98, "10 % ignored": 0.1}
 """Fraction of IGNORE among the instructions, by variant of the test."""
 VARIANT_LENGTH_FACTOR = 2
 """Length of the sparse and dense tests, in multiples of the training length."""
@@ -45,12 +45,12 @@ class FlipFlop(Task):
             return usual_cases
         length = VARIANT_LENGTH_FACTOR * test_lengths[0]
         return usual_cases + tuple(
-            Case(length, variant) for variant in _IGNORE_FRACTIONS if variant
+            Case(length, variant) for variant in _IGNORE_FRACTION_OF_VARIANT if variant
         )
 
     def draw_row(self, random: np.random.Generator, case: Case) -> Row:
         num_pairs = case.length
-        ignored_fraction = _IGNORE_FRACTIONS[case.variant]
+        ignored_fraction = _IGNORE_FRACTION_OF_VARIANT[case.variant]
         fraction_of_others = (1 - ignored_fraction) / 2
         instructions = random.choice(
             [WRITE, READ, IGNORE],
@@ -60,8 +60,10 @@ class FlipFlop(Task):
         instructions[0] = WRITE
         instructions[-1] = READ
         bits = random.integers(0, 2, size=num_pairs)
-        last_write = np.maximum.accumulate(np.where(instructions == WRITE, np.arange(num_pairs), 0))
-        bits = np.where(instructions == READ, bits[last_write], bits)
+        last_write_indices = np.maximum.accumulate(
+            np.where(instructions == WRITE, np.arange(num_pairs), 0)
+        )
+        bits = np.where(instructions == READ, bits[last_write_indices], bits)
         tokens = np.stack([instructions, bits], axis=1).ravel()[:-1]
         targets = np.full(2 * num_pairs - 1, IGNORED_TARGET, np.int64)
         targets[::2] = np.where(instructions == READ, bits, IGNORED_TARGET)
@@ -82,9 +84,9 @@ def _last_read(tokens: np.ndarray) -> np.ndarray:
     """
     instructions = tokens[::2]
     bits = tokens[1::2]
-    reads = np.flatnonzero(instructions == READ)
-    last_answers = bits[reads[:-1]]
-    return np.concatenate([bits[:1], last_answers])
+    read_indices = np.flatnonzero(instructions == READ)
+    earlier_answers = bits[read_indices[:-1]]
+    return np.concatenate([bits[:1], earlier_answers])
 
 
 def _majority_written(tokens: np.ndarray) -> np.ndarray:
@@ -96,8 +98,8 @@ def _majority_written(tokens: np.ndarray) -> np.ndarray:
     instructions = tokens[::2]
     bits = tokens[1::2]
     guesses = []
-    for read in np.flatnonzero(instructions == READ):
-        written_bits = bits[:read][instructions[:read] == WRITE]
+    for read_index in np.flatnonzero(instructions == READ):
+        written_bits = bits[:read_index][instructions[:read_index] == WRITE]
         fraction_of_ones = written_bits.mean()
         guesses.append(
             int(fraction_of_ones > 0.5) if fraction_of_ones != 0.5 else int(written_bits[0])

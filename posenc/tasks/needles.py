@@ -84,11 +84,11 @@ def draw_variables_puzzle(random: np.random.Generator, depth: float) -> Puzzle:
     one is asked for. The numbers are the last two symbols.
     """
     facts: list[tuple[float, tuple[int, int]]] = []
-    for chain in random.permutation(2).tolist():  # facts at one depth stay in this order
+    for chain_index in random.permutation(2).tolist():  # facts at one depth stay in this order
         depths = [depth, *np.sort(random.uniform(depth, 1, CHAIN_LENGTH - 1)).tolist()]
-        value_symbol = 2 * CHAIN_LENGTH + chain  # the number, then the name that got it last
+        value_symbol = 2 * CHAIN_LENGTH + chain_index  # the number, then the name that got it last
         for name_symbol, fact_depth in zip(
-            range(CHAIN_LENGTH * chain, CHAIN_LENGTH * (chain + 1)), depths, strict=True
+            range(CHAIN_LENGTH * chain_index, CHAIN_LENGTH * (chain_index + 1)), depths, strict=True
         ):
             facts.append((fact_depth, (name_symbol, value_symbol)))
             value_symbol = name_symbol
@@ -104,8 +104,8 @@ def draw_word_stream(random: np.random.Generator, num_common: int, num_rare: int
     """
     while True:
         # As many rare ones are mixed in as there are common ones, others each time.
-        drawn = [*range(num_common), *(num_common + random.permutation(num_rare)[:num_common])]
-        yield from (int(symbol) for symbol in random.permutation(drawn))
+        symbols = [*range(num_common), *(num_common + random.permutation(num_rare)[:num_common])]
+        yield from (int(symbol) for symbol in random.permutation(symbols))
 
 
 def insert_facts(text: Sequence[int], facts: Sequence[tuple[float, Sequence[int]]]) -> list[int]:
@@ -161,8 +161,8 @@ class FactsInText(Task):
         fillers = random.integers(FACT + 1, FIRST_SYMBOL, size=case.length - 3 * len(facts))
         text = insert_facts(fillers.tolist(), facts)
         question_tokens = token_of[list(puzzle.question)] + self.question_offset
-        question = np.array([BEGIN, *text, SEPARATOR, *question_tokens])
-        return question_then_answer(question, token_of[list(puzzle.answer)])
+        question_with_text = np.array([BEGIN, *text, SEPARATOR, *question_tokens])
+        return question_then_answer(question_with_text, token_of[list(puzzle.answer)])
 
     def max_tokens(self, case: Case) -> int:
         return len(self.draw_row(np.random.default_rng(0), case)[0])
@@ -253,7 +253,9 @@ class CommonWords(FactsInText):
 
     name = "common_words"
     title = "find the most frequent words"
-    retired = "counting words answers it without their order; take variables or needle_by_meaning"
+    why_retired = (
+        "counting words answers it without their order; take variables or needle_by_meaning"
+    )
     length_unit = "words"
     depths: ClassVar = {}
     min_length = 12
@@ -267,12 +269,12 @@ class CommonWords(FactsInText):
         return {"counting words": _most_frequent_words}
 
     def draw_row(self, random: np.random.Generator, case: Case) -> Row:
-        words = FIRST_SYMBOL + random.permutation(NUM_SYMBOLS)
-        text = islice(
+        token_of = FIRST_SYMBOL + random.permutation(NUM_SYMBOLS)
+        symbols = islice(
             draw_word_stream(random, self.num_common, NUM_SYMBOLS - self.num_common), case.length
         )
-        question = np.array([BEGIN, *words[list(text)], SEPARATOR])
-        return question_then_answer(question, np.sort(words[: self.num_common]))
+        question = np.array([BEGIN, *token_of[list(symbols)], SEPARATOR])
+        return question_then_answer(question, np.sort(token_of[: self.num_common]))
 
 
 def _most_frequent_words(tokens: np.ndarray) -> np.ndarray:

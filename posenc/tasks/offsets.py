@@ -107,13 +107,13 @@ class Grid(Task):
         target of a patch is the patch at the offset, if that is on the grid."""
         offset_token = int(random.integers(len(OFFSETS)))
         patches = len(OFFSETS) + random.integers(0, NUM_SYMBOLS, size=(height, width))
-        up, left = OFFSETS[offset_token]
+        rows_up, columns_left = OFFSETS[offset_token]
         targets = np.full((height, width), IGNORED_TARGET, np.int64)
-        # Columns whose patch at the offset is on the grid; `left` may be negative.
-        first_column = max(left, 0)
-        stop_column = width + min(left, 0)
-        targets[up:, first_column:stop_column] = patches[
-            : height - up, first_column - left : stop_column - left
+        # Columns whose patch at the offset is on the grid; `columns_left` may be negative.
+        first_column = max(columns_left, 0)
+        stop_column = width + min(columns_left, 0)
+        targets[rows_up:, first_column:stop_column] = patches[
+            : height - rows_up, first_column - columns_left : stop_column - columns_left
         ]
         return np.array([offset_token, *patches.ravel()]), np.array(
             [IGNORED_TARGET, *targets.ravel()]
@@ -123,5 +123,7 @@ class Grid(Task):
 def grid_positions(height: int, width: int) -> np.ndarray:
     """Return (row, column) of each token, (height * width + 1, 2): NOWHERE for the name of the
     offset, then those of the patches row by row."""
-    cells = np.arange(height * width)
-    return np.concatenate([[NOWHERE], np.stack([cells // width, cells % width], axis=1)])
+    cell_indices = np.arange(height * width)
+    return np.concatenate(
+        [[NOWHERE], np.stack([cell_indices // width, cell_indices % width], axis=1)]
+    )

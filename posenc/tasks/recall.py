@@ -45,8 +45,12 @@ class Recall(Task):
     steps = 1500
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
-        usual = super().cases(test_lengths)
-        return usual if len(usual) == 1 else (*usual, Case(test_lengths[0], _VARIANT))
+        usual_cases = super().cases(test_lengths)
+        return (
+            usual_cases
+            if len(usual_cases) == 1
+            else (*usual_cases, Case(test_lengths[0], _VARIANT))
+        )
 
     def draw_row(self, random: np.random.Generator, case: Case) -> Row:
         return self._draw_row(random, _num_pairs(case), case.length)
@@ -65,14 +69,14 @@ class Recall(Task):
         keys = FIRST_KEY + random.permutation(NUM_KEYS)[:num_pairs]
         values = FIRST_VALUE + random.integers(0, NUM_VALUES, size=num_pairs)
         fillers = FIRST_FILLER + random.integers(0, NUM_FILLERS, size=num_fillers)
-        order = random.permutation(num_pairs)
+        order_of_questions = random.permutation(num_pairs)
         facts = np.stack([keys, values], axis=1)
         tokens = np.concatenate(
-            [[BEGIN], facts.ravel(), fillers, [SEPARATOR], facts[order].ravel()[:-1]]
+            [[BEGIN], facts.ravel(), fillers, [SEPARATOR], facts[order_of_questions].ravel()[:-1]]
         )
         targets = np.full(len(tokens), IGNORED_TARGET, np.int64)
         # Before the first key that is asked for are BEGIN, the pairs, the fillers and SEPARATOR.
-        targets[2 * num_pairs + num_fillers + 2 :: 2] = values[order]
+        targets[2 * num_pairs + num_fillers + 2 :: 2] = values[order_of_questions]
         return tokens, targets
 
 

@@ -33,11 +33,13 @@ def find_task(name: str, accept_retired: bool = False) -> Task:
     """
     if name in TASKS:
         task = TASKS[name]
-        if task.retired and not accept_retired:
-            raise ValueError(f"The task {name!r} is retired: {task.retired}.")
+        if task.why_retired and not accept_retired:
+            raise ValueError(f"The task {name!r} is retired: {task.why_retired}.")
         return task
-    known_names = (TEXT, *(name for name, task in TASKS.items() if not task.retired))
+    known_names = (TEXT, *(name for name, task in TASKS.items() if not task.why_retired))
     # Below difflib's 0.6, as there are few names; chosen, not derived.
     close_names = difflib.get_close_matches(name, known_names, n=1, cutoff=0.4)
-    hint = f" Did you mean {close_names[0]!r}?" if close_names else ""
-    raise ValueError(f"Unknown task {name!r}.{hint or ' Known: ' + ', '.join(known_names) + '.'}")
+    suggestion = f" Did you mean {close_names[0]!r}?" if close_names else ""
+    raise ValueError(
+        f"Unknown task {name!r}.{suggestion or ' Known: ' + ', '.join(known_names) + '.'}"
+    )

@@ -50,51 +50,52 @@ def score_answers(
     targets: np.ndarray,
     predicted: np.ndarray,
     predicted_without_end: np.ndarray | None,
-    end: int | None,
+    end_token: int | None,
 ) -> Score:
     """Return the score of a model's answers.
 
     Args:
         targets: (sequences, len), IGNORED_TARGET for tokens that are not scored.
         predicted: like targets, the model's likeliest token after each token.
-        predicted_without_end: like `predicted`, the likeliest of all tokens but `end`; None exactly
-            if `end` is None.
-        end: the token that ends an answer; None if the task has none.
+        predicted_without_end: like `predicted`, the likeliest of all tokens but `end_token`; None
+        exactly
+            if `end_token` is None.
+        end_token: the token that ends an answer; None if the task has none.
 
     Raises: ValueError if the shapes differ, or if a sequence has no target.
 
     >>> targets = np.array([[-100, 5, 6, 2]])
-    >>> score_answers(targets, np.array([[0, 5, 2, 2]]), np.array([[0, 5, 6, 0]]), end=2)
+    >>> score_answers(targets, np.array([[0, 5, 2, 2]]), np.array([[0, 5, 6, 0]]), end_token=2)
     Score(exact_match=0.0, token_accuracy=0.6666666666666666, exact_match_cut=1.0, \
 token_accuracy_cut=1.0)
     """
     fractions_with_end = _fractions_right(targets, predicted, targets != IGNORED_TARGET)
-    if (end is None) != (predicted_without_end is None):
+    if (end_token is None) != (predicted_without_end is None):
         raise ValueError(
             "score_answers: give predicted_without_end exactly if the task has an end symbol."
         )
     if predicted_without_end is None:
         return Score(*fractions_with_end, None, None)
-    without_end = (targets != IGNORED_TARGET) & (targets != end)
+    scored_without_end = (targets != IGNORED_TARGET) & (targets != end_token)
     return Score(
-        *fractions_with_end, *_fractions_right(targets, predicted_without_end, without_end)
+        *fractions_with_end, *_fractions_right(targets, predicted_without_end, scored_without_end)
     )
 
 
 def _fractions_right(
-    targets: np.ndarray, predicted: np.ndarray, scored: np.ndarray
+    targets: np.ndarray, predicted: np.ndarray, is_scored: np.ndarray
 ) -> tuple[float, float]:
     """Return the fraction of sequences in which all scored tokens are predicted right, and that of
     right tokens among all scored ones. Raise ValueError as `score_answers`.
 
-    All three are (sequences, len); `scored` is True for tokens that count.
+    All three are (sequences, len); `is_scored` is True for tokens that count.
     """
     if predicted.shape != targets.shape:
         raise ValueError(f"score_answers: {predicted.shape} answers for {targets.shape} targets.")
-    if not scored.size or not scored.any(1).all():
+    if not is_scored.size or not is_scored.any(1).all():
         raise ValueError("score_answers: a sequence has no target.")
     is_right = predicted == targets
-    return float((is_right | ~scored).all(1).mean()), float(is_right[scored].mean())
+    return float((is_right | ~is_scored).all(1).mean()), float(is_right[is_scored].mean())
 
 
 Policy = Callable[[np.random.Generator, np.ndarray, np.ndarray], np.ndarray]
@@ -163,7 +164,10 @@ def _policies(name: str, train_length: int) -> dict[str, Policy]:
         guesses = guess_by_chance(random, tokens, targets)
         known_guesses = [most_frequent.get(int(token)) for token in tokens]
         return np.array(
-            [g if k is None else k for g, k in zip(guesses, known_guesses, strict=True)]
+            [
+                guess if known_guess is None else known_guess
+                for guess, known_guess in zip(guesses, known_guesses, strict=True)
+            ]
         )
 
     def guess_most_frequent(
@@ -175,7 +179,9 @@ def _policies(name: str, train_length: int) -> dict[str, Policy]:
             if token in counts:
                 counts[token] += 1
             if targets[i] != IGNORED_TARGET and (largest_count := max(counts.values())):
-                guesses[i] = random.choice([a for a, n in counts.items() if n == largest_count])
+                guesses[i] = random.choice(
+                    [answer for answer, count in counts.items() if count == largest_count]
+                )
         return guesses
 
     def guess_by_elimination(

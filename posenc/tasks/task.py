@@ -60,7 +60,7 @@ class Task(ABC):
     length_unit: what all lengths of the task count, such as "symbols" or "words".
     metric: score shown in its table, "exact match" or "token accuracy".
     vocab_size: number of different tokens; a token is an integer below it.
-    end: token that ends an answer; None if answers have a fixed number of tokens.
+    end_token: token that ends an answer; None if answers have a fixed number of tokens.
     num_axes: components of a position.
     min_length: the smallest length of a training sequence; the largest is the training length.
     min_train_length: the smallest training length at which all sequences have a target.
@@ -77,7 +77,7 @@ class Task(ABC):
     title: ClassVar[str]
     length_unit: ClassVar[str] = "symbols"
     metric: ClassVar[str] = "exact match"
-    end: ClassVar[int | None] = None
+    end_token: ClassVar[int | None] = None
     num_axes: ClassVar[int] = 1
     min_length: ClassVar[int] = 1
     min_train_length: ClassVar[int] = 2
@@ -88,7 +88,7 @@ class Task(ABC):
     steps: ClassVar[int]
     batch: ClassVar[int] = 64
 
-    retired: ClassVar[str] = ""
+    why_retired: ClassVar[str] = ""
     """The reason why the task is not offered any more, though old results of it can be read; "" if
     it is offered."""
 
@@ -163,9 +163,11 @@ class Task(ABC):
         for option, length, minimum in lengths_and_minima:
             is_too_long = self.max_length is not None and length > self.max_length
             if length < minimum or is_too_long:
-                upper_end = "or more" if self.max_length is None else f"to {self.max_length:,}"
+                upper_end_in_words = (
+                    "or more" if self.max_length is None else f"to {self.max_length:,}"
+                )
                 raise ValueError(
-                    f"{option}: the task {self.name} takes {minimum:,} {upper_end} "
+                    f"{option}: the task {self.name} takes {minimum:,} {upper_end_in_words} "
                     f"{self.length_unit}, got {length:,}."
                 )
 

@@ -37,10 +37,10 @@ def assert_shift_invariance_as_claimed(make: Make) -> None:
     """Check that adding a number to all positions changes nothing if and only if `shift_invariant`
     is claimed."""
     model = build_layer(make)
-    changed = any(
+    is_changed = any(
         differs(shifted, unshifted) for shifted, unshifted, _ in results_after_shift(model, SHAPE)
     )
-    _assert_claimed_right("shift_invariant", model.encoding.claims.shift_invariant, not changed)
+    _assert_claimed_right("shift_invariant", model.encoding.claims.shift_invariant, not is_changed)
 
 
 def assert_permutation_invariance_as_claimed(make: Make) -> None:
@@ -49,10 +49,10 @@ def assert_permutation_invariance_as_claimed(make: Make) -> None:
     encoding = build_encoding(make, dtype=torch.float64).for_layer(0)
     length = possible_length(encoding)
     positions = successive_positions(encoding, length)
-    order = torch.randperm(length, generator=torch.Generator().manual_seed(4))
+    permutation = torch.randperm(length, generator=torch.Generator().manual_seed(4))
     x, (q, k, v) = random_embeddings(length), random_qkv(length)
     state = encoding.state(x, positions)
-    permuted_state = encoding.state(x[:, order], positions[order])
+    permuted_state = encoding.state(x[:, permutation], positions[permutation])
     # With several axes a causal mask compares the order in memory, which is permuted here.
     mask = masks.causal if encoding.claims.num_axes == 1 else None
 
@@ -65,12 +65,12 @@ def assert_permutation_invariance_as_claimed(make: Make) -> None:
         assert isinstance(out, Tensor)
         return out
 
-    changed = differs(
+    is_changed = differs(
         attend(k, v, positions, state),
-        attend(k[:, :, order], v[:, :, order], positions[order], permuted_state),
+        attend(k[:, :, permutation], v[:, :, permutation], positions[permutation], permuted_state),
     )
     _assert_claimed_right(
-        "permutation_invariant", encoding.claims.permutation_invariant, not changed
+        "permutation_invariant", encoding.claims.permutation_invariant, not is_changed
     )
 
 
@@ -78,11 +78,11 @@ def assert_order_is_seen_without_a_mask(make: Make) -> None:
     """Check that an encoding without the claim `causal_only` distinguishes orders of tokens without
     a mask: permuted tokens must give more than permuted outputs."""
     model, x, positions = build_example(make)
-    order = torch.randperm(len(positions), generator=torch.Generator().manual_seed(4))
+    permutation = torch.randperm(len(positions), generator=torch.Generator().manual_seed(4))
     if model.encoding.claims.causal_only:
         return
     is_order_seen = differs(
-        model(x, positions, None)[:, order], model(x[:, order], positions, None)
+        model(x, positions, None)[:, permutation], model(x[:, permutation], positions, None)
     )
     assert is_order_seen, (
         "causal_only is not claimed, but the encoding is blind to order without a mask"
@@ -93,19 +93,27 @@ def assert_cache_safety_as_claimed(make: Make) -> None:
     """Check that decoding step by step, with the length so far in each step, equals one pass if and
     only if `cache_safe` is claimed."""
     model = build_layer(make)
-    changed = any(differs(steps, full) for steps, full, _ in results_in_steps(model, SHAPE))
-    _assert_claimed_right("cache_safe", model.encoding.claims.cache_safe, not changed)
+    is_changed = any(
+        differs(stepwise, in_one_pass)
+        for stepwise, in_one_pass, _ in results_in_steps(model, SHAPE)
+    )
+    _assert_claimed_right("cache_safe", model.encoding.claims.cache_safe, not is_changed)
 
 
 def assert_places_as_claimed(make: Make) -> None:
     """Check that the encoding acts at each claimed place and at no other."""
     encoding = build_encoding(make, dtype=torch.float64)
     value_methods = ("transform_values", "transform_output")
-    methods = {1: ("embed",), 2: ("transform",), 3: ("term",), 4: ("term", *value_methods)}
-    for place, names in methods.items():
-        overrides = [getattr(type(encoding), n) is not getattr(PositionEncoding, n) for n in names]
+    methods_by_place = {1: ("embed",), 2: ("transform",), 3: ("term",), 4: ("term", *value_methods)}
+    for place, method_names in methods_by_place.items():
+        are_overridden = [
+            getattr(type(encoding), method_name) is not getattr(PositionEncoding, method_name)
+            for method_name in method_names
+        ]
         if place in encoding.claims.places:
-            assert any(overrides), f"place {place} is claimed, but {names[0]} is not overridden"
+            assert any(are_overridden), (
+                f"place {place} is claimed, but {method_names[0]} is not overridden"
+            )
     length = possible_length(encoding, 9)
     positions, x, (q, k, v) = (
         successive_positions(encoding, length),
@@ -181,7 +189,7 @@ def assert_own_scale_as_claimed(make: Make) -> None:
     rotation changes.
     """
     encoding = build_encoding(make, dtype=torch.float64).for_layer(0)
-    claimed = encoding.claims.own_scale
+    is_claimed = encoding.claims.own_scale
     limit = encoding.claims.max_positions
     with torch.no_grad():
         for parameter in encoding.parameters():
@@ -194,7 +202,7 @@ def assert_own_scale_as_claimed(make: Make) -> None:
         x = x.expand(length, -1, -1)
         q = q.expand(length, -1, -1, -1)
         k = _sequences_with_one_key(k)
-    changed = False
+    is_changed = False
     for position in (0, far_position if limit is None else limit - 1):
         positions = torch.full_like(successive_positions(encoding, length), position)
         state = encoding.state(x, positions)
@@ -202,8 +210,8 @@ def assert_own_scale_as_claimed(make: Make) -> None:
         same_positions: dict[str, Any] = {"q_positions": positions, "kv_positions": positions}
         positions_and_state = {**same_positions, "q_state": state, "kv_state": state}
         with torch.no_grad():
-            plain = without_position(encoding.claims.num_axes)
-            expected = _gain_of_doubled_queries(q, k, plain, same_positions)
+            encoding_without_position = without_position(encoding.claims.num_axes)
+            expected = _gain_of_doubled_queries(q, k, encoding_without_position, same_positions)
             gain = _gain_of_doubled_queries(q, k, encoding, positions_and_state)
         if sees_itself_only:
             token_index = torch.arange(length)
@@ -211,8 +219,8 @@ def assert_own_scale_as_claimed(make: Make) -> None:
             gain = gain[token_index, :, token_index]
         if not gain.isfinite().all():
             return
-        changed = changed or differs(gain, expected)
-    _assert_claimed_right("own_scale", claimed, changed)
+        is_changed = is_changed or differs(gain, expected)
+    _assert_claimed_right("own_scale", is_claimed, is_changed)
 
 
 def assert_claims_have_their_types(make: Make) -> None:

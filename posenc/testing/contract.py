@@ -39,7 +39,7 @@ VOIDING_FAILURES = {
 means."""
 
 
-def check_in_both_modes(check: Callable[[Make], None]) -> Callable[[Make], None]:
+def in_both_modes(check: Callable[[Make], None]) -> Callable[[Make], None]:
     """Return a check that runs `check` with the encoding in training mode and again after `eval()`:
     some encodings act in evaluation only, as Qwen's factors of log n do."""
 
@@ -110,13 +110,13 @@ def assert_exports_with_any_length(make: Make, strict: bool | None = None) -> No
     encoding = model.encoding
     model.attention.impl = "reference"
     # 4096 is any number above the lengths that are tried.
-    to_export = model.eval(), x, positions, possible_length(encoding, 4096)
+    export_arguments = model.eval(), x, positions, possible_length(encoding, 4096)
     try:
-        program = export_layer(*to_export, strict=strict is not False)
+        program = export_layer(*export_arguments, strict=strict is not False)
     except Unsupported:
         if strict:
             raise
-        program = export_layer(*to_export, strict=False)
+        program = export_layer(*export_arguments, strict=False)
     for n in (possible_length(encoding, 5), possible_length(encoding, 31)):
         x = random_embeddings(n)
         positions = successive_positions(encoding, n)
@@ -133,7 +133,7 @@ def _quick_checks() -> Iterator[tuple[str, Callable[[Make], None]]]:
                 continue
             name = full_name.removeprefix("assert_")
             if module is sequences or name in VOIDING_FAILURES:
-                function = check_in_both_modes(function)
+                function = in_both_modes(function)
             yield name, function
 
 
@@ -208,12 +208,12 @@ def _run_check(check: Callable[[Make], None], make: Make) -> tuple[str | None, b
     try:
         check(make)
     except (Exception, SystemExit) as error:  # a user's encoding may raise anything
-        line = line_in_user_code(error)
+        user_line = line_in_user_code(error)
         message = " ".join(str(error).split())[:300]  # one line of a table
-        if isinstance(error, AssertionError) and not line:  # of the check
+        if isinstance(error, AssertionError) and not user_line:  # of the check
             return message or "fails", False
         reason = f"{type(error).__name__}: {message}".rstrip(" .:")
-        return f"{reason}, at {line}" if line else reason, True
+        return f"{reason}, at {user_line}" if user_line else reason, True
     return None, False
 
 

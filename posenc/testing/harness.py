@@ -130,22 +130,24 @@ def possible_length(encoding: PositionEncoding, wanted_length: int = LENGTH) -> 
 def successive_positions(encoding: PositionEncoding, length: int, offset: int = 0) -> Tensor:
     """Return positions offset, offset + 1, ..., (length); with several axes those of a grid, row by
     row, (length, axes)."""
-    steps = torch.arange(length)
+    indices = torch.arange(length)
     if encoding.claims.num_axes == 1:
-        return steps + offset
+        return indices + offset
     limit = encoding.claims.max_positions
     # A side of 5 is chosen, not derived; a table with fewer positions has a smaller one.
     side = 5 if limit is None else max(1, min(5, limit - offset))
-    coordinates = [steps // side**axis % side for axis in reversed(range(encoding.claims.num_axes))]
+    coordinates = [
+        indices // side**axis % side for axis in reversed(range(encoding.claims.num_axes))
+    ]
     return torch.stack(coordinates, dim=-1) + offset
 
 
-def diagonal_positions(encoding: PositionEncoding, steps: Tensor) -> Tensor:
-    """Return positions with all components equal to `steps`: `steps` itself for one axis, else
-    (*steps.shape, axes)."""
+def diagonal_positions(encoding: PositionEncoding, coordinates: Tensor) -> Tensor:
+    """Return positions with all components equal to `coordinates`: `coordinates` itself for one
+    axis, else (*coordinates.shape, axes)."""
     if encoding.claims.num_axes == 1:
-        return steps
-    return steps[..., None].expand(*steps.shape, encoding.claims.num_axes).contiguous()
+        return coordinates
+    return coordinates[..., None].expand(*coordinates.shape, encoding.claims.num_axes).contiguous()
 
 
 def random_embeddings(
@@ -182,11 +184,11 @@ def random_qkv(
     return draw(shape.num_heads), draw(shape.num_kv_heads), draw(shape.num_kv_heads)
 
 
-def assert_same(result: Tensor, expected: Tensor, compared: str) -> None:
-    """Assert that two float64 results are equal up to rounding. compared: the beginning of the
-    message of a failure, which says what is compared."""
+def assert_same(result: Tensor, expected: Tensor, what_is_compared: str) -> None:
+    """Assert that two float64 results are equal up to rounding. what_is_compared: the beginning of
+    the message of a failure, which says what is compared."""
     torch.testing.assert_close(
-        result, expected, rtol=0, atol=1e-9, msg=lambda detail: f"{compared}: {detail}"
+        result, expected, rtol=0, atol=1e-9, msg=lambda detail: f"{what_is_compared}: {detail}"
     )
 
 
@@ -232,9 +234,11 @@ def add_term_to_scores(
     applied to all pairs. mask: True for visible pairs, for terms that read it; None for all."""
     term = encoding.term(*as_tokens(q, k, q_positions, kv_positions, q_state, kv_state))
     assert term is not None
-    rows = slice(0, scores.shape[-2])
-    keys = slice(0, scores.shape[-1])
-    return term.prepare_blocks(scores.shape[-2], False).add(scores.clone(), rows, keys, mask)
+    query_slice = slice(0, scores.shape[-2])
+    key_slice = slice(0, scores.shape[-1])
+    return term.prepare_blocks(scores.shape[-2], False).add(
+        scores.clone(), query_slice, key_slice, mask
+    )
 
 
 def split_heads(x: Tensor, shape: ModelShape) -> Tensor:
@@ -249,24 +253,25 @@ def pair_scores(
     shape: ModelShape,
     x_q: Tensor,
     x_k: Tensor,
-    q_steps: Tensor,
-    kv_steps: Tensor,
+    q_coordinates: Tensor,
+    kv_coordinates: Tensor,
 ) -> Tensor:
     """Return the scores of query i and key i at several positions, (pairs, num_heads, steps). The
     encoding must be permutation-invariant.
 
     x_q, x_k: token embeddings (pairs, embed_dim), split into heads without any projection, so that
-    only the encoding acts. q_steps, kv_steps: positions of the query and of the key, (steps).
+    only the encoding acts. q_coordinates, kv_coordinates: each component of the positions of the
+    query and of the key, (steps).
 
     A query that sees one key has its score as log-sum-exp, in every implementation. So query i sees
-    only key i, or, if kv_steps are all equal, all queries see one key.
+    only key i, or, if kv_coordinates are all equal, all queries see one key.
     """
     assert encoding.claims.permutation_invariant
-    has_one_key = bool((kv_steps == kv_steps[:1]).all())
+    has_one_key = bool((kv_coordinates == kv_coordinates[:1]).all())
     if has_one_key:
-        kv_steps = kv_steps[:1]
-    q_positions = diagonal_positions(encoding, q_steps)
-    kv_positions = diagonal_positions(encoding, kv_steps)
+        kv_coordinates = kv_coordinates[:1]
+    q_positions = diagonal_positions(encoding, q_coordinates)
+    kv_positions = diagonal_positions(encoding, kv_coordinates)
 
     def split(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the heads of x (pairs, embed_dim), repeated at all positions, and their state in
@@ -279,7 +284,7 @@ def pair_scores(
     given_states: dict[str, Any] = {"q_state": q_state, "kv_state": kv_state}
     mask = None if has_one_key else _OWN_KEY
     if mask is not None and encoding.claims.num_axes > 1:  # their order is that of indices
-        mask = mask.bind(range(len(q_steps)), range(len(q_steps)))
+        mask = mask.bind(range(len(q_coordinates)), range(len(q_coordinates)))
     _, scores = attention(
         q,
         k,

@@ -44,18 +44,18 @@ def assert_meta_construction_materialises(make: Make) -> None:
     `to_empty` and loading, and finite ones after `reset_parameters`."""
     model, x, positions = build_example(make, 9)
     with torch.device("meta"):
-        bare = OneLayerModel(make(SHAPE), SHAPE).double()
-    bare.to_empty(device="cpu")
-    _fill_with_nan(bare)
-    bare.load_state_dict(model.state_dict())
-    assert_same(bare(x, positions), model(x, positions), "loaded after meta construction")
-    _fill_with_nan(bare.encoding)
-    for module in bare.modules():
+        bare_model = OneLayerModel(make(SHAPE), SHAPE).double()
+    bare_model.to_empty(device="cpu")
+    _fill_with_nan(bare_model)
+    bare_model.load_state_dict(model.state_dict())
+    assert_same(bare_model(x, positions), model(x, positions), "loaded after meta construction")
+    _fill_with_nan(bare_model.encoding)
+    for module in bare_model.modules():
         if isinstance(module, PositionEncoding):
             module.reset_parameters()
-    for name, value in bare.encoding.state_dict().items():
+    for name, value in bare_model.encoding.state_dict().items():
         assert value.isfinite().all(), f"{name} after reset_parameters"
-    assert bare(x, positions).isfinite().all()
+    assert bare_model(x, positions).isfinite().all()
 
 
 def _fill_with_nan(module: torch.nn.Module) -> None:
@@ -68,12 +68,12 @@ def _fill_with_nan(module: torch.nn.Module) -> None:
 
 def assert_state_dict_round_trip(make: Make) -> None:
     """Check that a layer that loads another one's state gives the same results."""
-    first, x, positions = build_example(make)
+    first_model, x, positions = build_example(make)
     torch.manual_seed(9)  # another seed than the first layer's, so that weights must be loaded
-    second = OneLayerModel(make(SHAPE), SHAPE).double()
-    differing_keys = second.load_state_dict(first.state_dict())
+    second_model = OneLayerModel(make(SHAPE), SHAPE).double()
+    differing_keys = second_model.load_state_dict(first_model.state_dict())
     assert not differing_keys.missing_keys and not differing_keys.unexpected_keys
-    assert torch.equal(second(x, positions), first(x, positions))
+    assert torch.equal(second_model(x, positions), first_model(x, positions))
 
 
 def assert_positions_survive_a_cast(make: Make) -> None:
@@ -122,10 +122,10 @@ def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
         # The first of three other values that the encoding accepts, with as many positions.
         for value in (2 * default, default + 2, default / 2):
             try:
-                changed = make(SHAPE, **{name: type(default)(value)})  # type: ignore[call-arg]
+                changed_encoding = make(SHAPE, **{name: type(default)(value)})  # type: ignore[call-arg]
             except ValueError:
                 continue
-            if value == default or changed.claims.max_positions not in (
+            if value == default or changed_encoding.claims.max_positions not in (
                 None,
                 make(SHAPE).claims.max_positions,
             ):
@@ -133,9 +133,9 @@ def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
             break
         else:
             continue
-        positions = successive_positions(changed, length)
+        positions = successive_positions(changed_encoding, length)
         # Far positions too, as some options act on them only; 97 is chosen, not derived.
-        if changed.claims.num_axes == 1 and changed.claims.max_positions is None:
+        if changed_encoding.claims.num_axes == 1 and changed_encoding.claims.max_positions is None:
             positions = torch.where(positions < length // 2, positions, positions * 97)
         default_output = build_layer(make)(x, positions)
         changed_output = build_layer(
@@ -232,12 +232,12 @@ def assert_inputs_need_no_gradient(make: Make) -> None:
     _assert_unchanged_in(make, train)
 
 
-def _assert_unchanged_in(make: Make, setting: RunInSetting) -> None:
+def _assert_unchanged_in(make: Make, run_in_setting: RunInSetting) -> None:
     """Assert that a layer has the same outputs and gradients in a mode as in training, in each
     dtype and implementation, also if new memory is full of NaN or large numbers.
 
-    setting: runs the layer in the mode. In training, the reference here, all inputs and parameters
-    require gradients.
+    run_in_setting: runs the layer in the mode. In training, the reference here, all inputs and
+    parameters require gradients.
     """
     for dtype, bound in MODE_CHECK_BOUNDS.items():
         encoding = build_encoding(make, dtype=dtype)
@@ -254,7 +254,7 @@ def _assert_unchanged_in(make: Make, setting: RunInSetting) -> None:
             ):
                 try:
                     with spoil_memory():
-                        results = setting(model, x)
+                        results = run_in_setting(model, x)
                 except ValueError as refusal:
                     if "cannot run" not in str(refusal):
                         raise
@@ -274,8 +274,8 @@ def _whole_and_decoded_outputs(model: OneLayerModel, x: Tensor) -> list[Tensor]:
     positions = successive_positions(model.encoding, length)
     cache = KVCache()
     model(x[:, :-1], positions[:-1], cache=cache, length=length)
-    decoded = model(x[:, -1:], positions[-1:], cache=cache, length=length)
-    return [model(x, positions, length=length), decoded]
+    decoded_output = model(x[:, -1:], positions[-1:], cache=cache, length=length)
+    return [model(x, positions, length=length), decoded_output]
 
 
 def _outputs_and_gradients(model: OneLayerModel, x: Tensor) -> list[Tensor]:

@@ -32,27 +32,27 @@ channels and keys, and the softmax of scores near 10."""
 def encoding_outputs(
     encoding: PositionEncoding,
     dtype: torch.dtype,
-    rounded_to: torch.dtype,
+    input_dtype: torch.dtype,
     length: int,
     offset: int,
     shape: ModelShape = SHAPE,
-    causal: bool = True,
+    is_causal: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Return the embeddings that the encoding returns (1, length, embed_dim), and the output of an
     attention with its layer 0 (1, num_heads, length, head_dim), both in `dtype`, for random inputs
     at positions offset, offset + 1, ...
 
-    rounded_to: dtype to which the inputs are rounded before they are converted to `dtype`, so that
+    input_dtype: dtype to which the inputs are rounded before they are converted to `dtype`, so that
     two dtypes can get the same numbers.
-    causal: attend under a causal mask; if False, without a mask.
+    is_causal: attend under a causal mask; if False, without a mask.
     """
     positions = successive_positions(encoding, length, offset)
-    x = random_embeddings(length, shape=shape, dtype=rounded_to).to(dtype)
-    q, k, v = (t.to(dtype) for t in random_qkv(length, shape=shape, dtype=rounded_to))
+    x = random_embeddings(length, shape=shape, dtype=input_dtype).to(dtype)
+    q, k, v = (t.to(dtype) for t in random_qkv(length, shape=shape, dtype=input_dtype))
     layer_encoding = encoding.for_layer(0)
     state = layer_encoding.state(x, positions)
     same_positions: dict[str, Any] = {"q_positions": positions, "kv_positions": positions}
-    mask = masks.causal if causal else None
+    mask = masks.causal if is_causal else None
     out = attention(
         q, k, v, layer_encoding, q_state=state, kv_state=state, mask=mask, **same_positions
     )
@@ -76,19 +76,19 @@ def check_precision(
         limit = min(limit or 0, encoding.reach(dtype))
     if limit is not None:
         offset = 0 if encoding.claims.num_axes > 1 else min(offset, limit - length)
-    causal = shape.causal or encoding.claims.causal_only
-    results = encoding_outputs(encoding, dtype, dtype, length, offset, shape, causal)
+    is_causal = shape.causal or encoding.claims.causal_only
+    results = encoding_outputs(encoding, dtype, dtype, length, offset, shape, is_causal)
     exact_encoding = copy.deepcopy(encoding).double()
     exact_results = encoding_outputs(
-        exact_encoding, torch.float64, dtype, length, offset, shape, causal
+        exact_encoding, torch.float64, dtype, length, offset, shape, is_causal
     )
     for name, result, exact in zip(("embed", "attention"), results, exact_results, strict=True):
         assert result.shape == exact.shape, (
             f"{name}: shape {tuple(result.shape)}, expected {tuple(exact.shape)}"
         )
         assert result.dtype == dtype, f"{name}: {dtype} became {result.dtype}"
-        largest = max(1.0, exact.abs().max().item())
-        bound = ALLOWED_ROUNDINGS[dtype] * torch.finfo(dtype).eps * largest
+        largest_number = max(1.0, exact.abs().max().item())
+        bound = ALLOWED_ROUNDINGS[dtype] * torch.finfo(dtype).eps * largest_number
         error = (result.double() - exact).abs().max().item()
         assert error <= bound, f"{name} in {dtype} at {offset}: off by {error:.3g} > {bound:.3g}"
 
@@ -141,11 +141,11 @@ def assert_bfloat16_is_precise_at_far_distances(make: Make) -> None:
     far_keys_only = masks.Mask(
         lambda pairs: (pairs.q_idx >= first_far_query) & (pairs.kv_idx < first_far_query)
     )
-    got = model(x, positions, far_keys_only).double()
-    want = copy.deepcopy(model).double()(x.double(), positions, far_keys_only)
+    result = model(x, positions, far_keys_only).double()
+    expected = copy.deepcopy(model).double()(x.double(), positions, far_keys_only)
     # The layer also rounds its projections, once each.
-    bound = 2 * torch.finfo(torch.bfloat16).eps * max(1.0, want.abs().max().item())
-    error = (got - want).abs().max().item()
+    bound = 2 * torch.finfo(torch.bfloat16).eps * max(1.0, expected.abs().max().item())
+    error = (result - expected).abs().max().item()
     assert error <= bound, f"across 8,192 positions: off by {error:.3g} > {bound:.3g}"
 
 
@@ -212,12 +212,12 @@ def assert_outputs_are_finite(make: Make) -> None:
 def assert_gradients_are_right(make: Make) -> None:
     """Check gradients of inputs and parameters against finite differences."""
     model, x, positions = build_example(make, 5)
-    names = [name for name, _ in model.encoding.named_parameters()]
+    parameter_names = [name for name, _ in model.encoding.named_parameters()]
     values = [p.detach().clone().requires_grad_() for p in model.encoding.parameters()]
 
     def run(x: Tensor, *values: Tensor) -> Tensor:
         """Return the layer's output for x, with these values of the encoding's parameters."""
-        state = {f"encoding.{n}": v for n, v in zip(names, values, strict=True)}
+        state = {f"encoding.{n}": v for n, v in zip(parameter_names, values, strict=True)}
         return torch.func.functional_call(model, state, (x, positions))
 
     assert torch.autograd.gradcheck(run, (x.requires_grad_(), *values), fast_mode=True, atol=1e-4)

@@ -28,7 +28,7 @@ no multiple of a group size."""
 LONG_LENGTH = 600
 """Tokens of a long text: enough to show the effect of an encoding that changes beyond some
 length."""
-ResultPairs = Iterator[tuple[Tensor, Tensor, str]]
+ComparedResults = Iterator[tuple[Tensor, Tensor, str]]
 """Yields triples: two results that should be equal, and a few words that say how the first was
 made."""
 
@@ -52,20 +52,24 @@ def _three_pieces(length: int) -> list[int]:
 
 
 def _assert_cuts_change_nothing(
-    model: OneLayerModel, x: Tensor, positions: Tensor, sizes: list[int]
+    model: OneLayerModel, x: Tensor, positions: Tensor, call_lengths: list[int]
 ) -> None:
-    """Assert that calls with sizes[0], sizes[1], ... tokens and one cache give the outputs of a
-    single call without a cache."""
+    """Assert that calls with call_lengths[0], call_lengths[1], ... tokens and one cache give the
+    outputs of a single call without a cache."""
     length = len(positions)
-    want = model(x, positions, length=length)
+    expected = model(x, positions, length=length)
     cache = KVCache()
-    steps = []
+    outputs = []
     start = 0
-    for size in sizes:
-        part = slice(start, start + size)
-        steps.append(model(x[:, part], positions[part], cache=cache, length=length))
-        start += size
-    assert_same(torch.cat(steps, dim=1), want, f"{length} tokens in {len(sizes)} steps")
+    for call_length in call_lengths:
+        tokens_of_call = slice(start, start + call_length)
+        outputs.append(
+            model(x[:, tokens_of_call], positions[tokens_of_call], cache=cache, length=length)
+        )
+        start += call_length
+    assert_same(
+        torch.cat(outputs, dim=1), expected, f"{length} tokens in {len(call_lengths)} steps"
+    )
 
 
 def assert_moved_keys_are_made_anew(make: Make) -> None:
@@ -115,53 +119,61 @@ def assert_earlier_calls_leave_no_trace(make: Make) -> None:
     other_model(random_embeddings(longer_length), successive_positions(encoding, longer_length))
     assert torch.equal(other_model(x, positions), first_output), "another result after other calls"
     reversed_positions = positions.flip(0)
-    results = []
-    for calls in ([reversed_positions], [positions.roll(1, 0), reversed_positions]):
+    last_outputs = []
+    for positions_of_calls in ([reversed_positions], [positions.roll(1, 0), reversed_positions]):
         new_model = build_layer(make)
         layer_encoding = new_model.encoding.for_layer(0)  # itself, and no prepared copy
-        outs = [
-            new_model.attention(x, p, mask=masks.causal, encoding=layer_encoding) for p in calls
+        outputs = [
+            new_model.attention(x, p, mask=masks.causal, encoding=layer_encoding)
+            for p in positions_of_calls
         ]
-        results.append(outs[-1])
-    assert torch.equal(*results), "another result after as many tokens at other positions"
+        last_outputs.append(outputs[-1])
+    assert torch.equal(*last_outputs), "another result after as many tokens at other positions"
 
 
 def padded_rows(
-    encoding: PositionEncoding, lengths: list[int], *, left: bool
+    encoding: PositionEncoding, lengths: list[int], *, pads_left: bool
 ) -> tuple[Tensor, Tensor]:
     """Return a mask of valid tokens (batch, longest), and positions (batch, longest) or (batch,
     longest, axes), which begin at 0 in each row.
 
-    lengths: tokens of each row. left: padding is on the left of them; if False, on the right.
+    lengths: tokens of each row. pads_left: padding is on the left of them; if False, on the right.
     """
     padded_length = max(lengths)
     valid = torch.zeros(len(lengths), padded_length, dtype=torch.bool)
-    rows = []
-    for row, length in enumerate(lengths):
-        start = padded_length - length if left else 0
-        valid[row, start : start + length] = True
+    position_rows = []
+    for row_index, length in enumerate(lengths):
+        start = padded_length - length if pads_left else 0
+        valid[row_index, start : start + length] = True
         positions = torch.zeros_like(successive_positions(encoding, padded_length))
         positions[start : start + length] = successive_positions(encoding, length)
-        rows.append(positions)
-    return valid, torch.stack(rows)
+        position_rows.append(positions)
+    return valid, torch.stack(position_rows)
 
 
-def results_next_to_padding(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
+def results_next_to_padding(model: OneLayerModel, shape: ModelShape) -> ComparedResults:
     """Yield the result of a sequence with padding beside it in its row, its result without padding,
     and words for its length and the side of the padding."""
     encoding = model.encoding
     lengths = [possible_length(encoding, 13), 5, 1]
-    for left in (True, False):
-        valid, positions = padded_rows(encoding, lengths, left=left)
+    for pads_left in (True, False):
+        valid, positions = padded_rows(encoding, lengths, pads_left=pads_left)
         x = random_embeddings(valid.shape[1], batch=3, shape=shape)
         out = model(x, positions, masks.causal & masks.padding(valid))
-        side = "left" if left else "right"
-        for row, length in enumerate(lengths):
-            alone = model(x[row : row + 1, valid[row]], successive_positions(encoding, length))
-            yield out[row : row + 1, valid[row]], alone, f"{length} tokens, {side} padding"
+        side = "left" if pads_left else "right"
+        for row_index, length in enumerate(lengths):
+            result_alone = model(
+                x[row_index : row_index + 1, valid[row_index]],
+                successive_positions(encoding, length),
+            )
+            yield (
+                out[row_index : row_index + 1, valid[row_index]],
+                result_alone,
+                f"{length} tokens, {side} padding",
+            )
 
 
-def results_in_a_pack(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
+def results_in_a_pack(model: OneLayerModel, shape: ModelShape) -> ComparedResults:
     """Yield the result of each document in a packed sequence, its result alone, and words for its
     number and length."""
     encoding = model.encoding
@@ -172,11 +184,11 @@ def results_in_a_pack(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
     out = model(x, positions, masks.causal & masks.document(documents))
     for number, length in enumerate(lengths):
         in_document = documents == number
-        alone = model(x[:, in_document], successive_positions(encoding, length))
-        yield out[:, in_document], alone, f"document {number} of {length} tokens"
+        result_alone = model(x[:, in_document], successive_positions(encoding, length))
+        yield out[:, in_document], result_alone, f"document {number} of {length} tokens"
 
 
-def results_among_other_rows(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
+def results_among_other_rows(model: OneLayerModel, shape: ModelShape) -> ComparedResults:
     """Yield the result of a row of a batch, its result alone, and words for the other rows: at far
     positions, or with other content."""
     encoding = model.encoding
@@ -186,15 +198,15 @@ def results_among_other_rows(model: OneLayerModel, shape: ModelShape) -> ResultP
     )
     x = random_embeddings(len(near_positions), batch=3, shape=shape)
     positions = torch.stack([near_positions, far_positions, near_positions])
-    alone = model(x[:1], near_positions[None])
-    together = model(x, positions)
-    yield together[:1], alone, "first of three rows"
-    yield together[2:], model(x[2:], near_positions), "batched against shared positions"
+    result_alone = model(x[:1], near_positions[None])
+    results_together = model(x, positions)
+    yield results_together[:1], result_alone, "first of three rows"
+    yield results_together[2:], model(x[2:], near_positions), "batched against shared positions"
     changed_x = torch.cat([x[:1], 7 * x[1:]])
-    yield model(changed_x, positions)[:1], alone, "next to other rows"
+    yield model(changed_x, positions)[:1], result_alone, "next to other rows"
 
 
-def results_in_steps(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
+def results_in_steps(model: OneLayerModel, shape: ModelShape) -> ComparedResults:
     """Yield the result of decoding token by token, that of one pass, and the words "token by
     token". Each step gets the length so far, which grows beyond the training length."""
     encoding = model.encoding
@@ -203,18 +215,18 @@ def results_in_steps(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
     positions = successive_positions(encoding, length)
     cache = KVCache()
     num_tokens_before = max(0, shape.train_length - length // 2)
-    steps = [
+    outputs = [
         model(x[:, t : t + 1], positions[t : t + 1], cache=cache, length=num_tokens_before + t + 1)
         for t in range(length)
     ]
     yield (
-        torch.cat(steps, dim=1),
+        torch.cat(outputs, dim=1),
         model(x, positions, length=num_tokens_before + length),
         "token by token",
     )
 
 
-def results_after_shift(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
+def results_after_shift(model: OneLayerModel, shape: ModelShape) -> ComparedResults:
     """Yield the result with a number added to all positions, the result without, and words for the
     number. It is FAR_OFFSET, or less if the encoding's max_positions is too small for that."""
     encoding = model.encoding
@@ -236,9 +248,9 @@ def results_after_shift(model: OneLayerModel, shape: ModelShape) -> ResultPairs:
     yield model(x, positions + shift), model(x, positions), f"shifted by {shift}"
 
 
-def _assert_equal_results(pairs: ResultPairs) -> None:
+def _assert_equal_results(compared_results: ComparedResults) -> None:
     """Assert that both results of each pair are equal up to rounding."""
-    for result, alone, case_in_words in pairs:
+    for result, alone, case_in_words in compared_results:
         assert_same(result, alone, case_in_words)
 
 
@@ -259,8 +271,8 @@ def assert_rows_are_independent(make: Make) -> None:
 
 def assert_the_future_is_invisible(make: Make) -> None:
     """Check that changed tokens change their own outputs, and no output of earlier tokens."""
-    for tokens_read in (19, LONG_LENGTH):
-        model, x, positions = build_example(make, tokens_read)
+    for wanted_length in (19, LONG_LENGTH):
+        model, x, positions = build_example(make, wanted_length)
         length = len(positions)
         earlier_tokens = slice(0, length - 8)
         changed_tokens = slice(length - 8, length)

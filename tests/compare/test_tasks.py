@@ -213,7 +213,7 @@ def test_exact_match_is_that_of_greedy_decoding():
     while step < 40 and not 5 <= exact.sum() <= 55:  # until some are right and some are not
         train.take_step(model, optimizer, config, NOTHING, step)
         step += 1
-        said, _ = likeliest_tokens(model, batch, config, task.end, 7)
+        said, _ = likeliest_tokens(model, batch, config, task.end_token, 7)
         exact = ((said == batch.targets) | (batch.targets == -100)).all(1)
     assert 0 < exact.sum() < 60
     prompts = torch.from_numpy(batch.tokens[:, :3])

@@ -23,10 +23,10 @@ def batch_of(task):
 def test_right_answers_score_one_whatever_is_said_elsewhere(task):
     batch, said = batch_of(task)
     said[said == IGNORED_TARGET] = 1
-    cut = None if task.end is None else said
-    found = score_answers(batch.targets, said, cut, task.end)
+    cut = None if task.end_token is None else said
+    found = score_answers(batch.targets, said, cut, task.end_token)
     assert (found.exact_match, found.token_accuracy) == (1.0, 1.0)
-    expected = None if task.end is None else 1.0
+    expected = None if task.end_token is None else 1.0
     assert (found.exact_match_cut, found.token_accuracy_cut) == (expected, expected)
 
 
@@ -36,8 +36,8 @@ def test_one_wrong_token_costs_its_sequence(task):
     asked = np.argwhere(batch.targets != IGNORED_TARGET)
     row, place = asked[0]
     said[row, place] += 1
-    cut = None if task.end is None else said
-    found = score_answers(batch.targets, said, cut, task.end)
+    cut = None if task.end_token is None else said
+    found = score_answers(batch.targets, said, cut, task.end_token)
     assert found.exact_match == 15 / 16
     assert found.token_accuracy == pytest.approx(1 - 1 / len(asked))
 
@@ -46,7 +46,9 @@ def test_a_model_that_stops_too_early_scores_without_the_end_symbol_only():
     targets = np.array([[IGNORED_TARGET, 5, 6, 2], [IGNORED_TARGET, 7, 7, 2]])
     said = np.array([[9, 5, 2, 2], [9, 7, 7, 7]])  # stops early; never stops
     cut = np.array([[9, 5, 6, 6], [9, 7, 7, 7]])
-    assert score_answers(targets, said, cut, end=2) == Score(0.0, pytest.approx(4 / 6), 1.0, 1.0)
+    assert score_answers(targets, said, cut, end_token=2) == Score(
+        0.0, pytest.approx(4 / 6), 1.0, 1.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def test_what_cannot_be_scored_is_refused(targets, said, cut, end, words):
         score_answers(*arrays, end)
 
 
-OFFERED = [name for name, task in TASKS.items() if not task.retired]
+OFFERED = [name for name, task in TASKS.items() if not task.why_retired]
 LEVELS = {
     "copy": 0.02,
     "copy_512": 0.02,

@@ -36,7 +36,7 @@ from posenc.encodings import (
     with_relative_paths,
 )
 from posenc.testing import CHECKS, VOIDING_FAILURES, maker, verdicts
-from posenc.testing.contract import check_in_both_modes
+from posenc.testing.contract import in_both_modes
 from posenc.testing.harness import (
     SHAPE,
     Make,
@@ -240,7 +240,7 @@ def find_contract_failures(
         test_lengths = lengths_of_tests(trial)
         for length in (test_lengths[0], max(test_lengths)):
             lengths.add((shape_length(trial), length))
-    check_lengths = check_in_both_modes(partial(_check_outputs_at_lengths, sorted(lengths)))
+    check_lengths = in_both_modes(partial(_check_outputs_at_lengths, sorted(lengths)))
     checks = _REQUIRED_CHECKS | {"lengths_of_the_study": check_lengths}
     for compared_encoding in compared:
         with contextlib.redirect_stdout(sys.stderr):  # its prints are no output of the command

@@ -343,7 +343,7 @@ def _seconds_of_task_evaluation(model: "nn.Module", trial: "TrialConfig") -> flo
         num_rows = max(1, evaluate.TASK_TOKENS_AT_ONCE // task.max_tokens(case))
         batch = task.test_batch(case, num_rows, trial.train_length)
         began = _time_after_device(trial)
-        evaluate.likeliest_tokens(model, batch, trial, task.end, num_rows)
+        evaluate.likeliest_tokens(model, batch, trial, task.end_token, num_rows)
         seconds_per_row = (_time_after_device(trial) - began) / num_rows
         total_seconds += seconds_per_row * evaluate.NUM_TEST_SEQUENCES
         if case.length == trial.train_length and not case.variant:

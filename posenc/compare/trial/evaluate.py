@@ -179,7 +179,7 @@ def _score_case(model: nn.Module, task: Task, case: Case, config: TrialConfig) -
         return CaseScore(case.length, case.variant, cannot=reason)
     batch = task.test_batch(case, NUM_TEST_SEQUENCES, config.train_length)
     likeliest, likeliest_but_end = likeliest_tokens(
-        model, batch, config, task.end, max(1, TASK_TOKENS_AT_ONCE // task.max_tokens(case))
+        model, batch, config, task.end_token, max(1, TASK_TOKENS_AT_ONCE // task.max_tokens(case))
     )
-    score = score_answers(batch.targets, likeliest, likeliest_but_end, task.end)
+    score = score_answers(batch.targets, likeliest, likeliest_but_end, task.end_token)
     return CaseScore(case.length, case.variant, **vars(score))

@@ -45,7 +45,9 @@ def checked(losses, trial=COPY):
     return [tried(t, bits) for t, bits in zip(rate_trials([trial]), losses, strict=True)]
 
 
-@pytest.mark.parametrize("task", ["text", *(n for n, task in TASKS.items() if not task.retired)])
+@pytest.mark.parametrize(
+    "task", ["text", *(n for n, task in TASKS.items() if not task.why_retired)]
+)
 def test_trials_that_choose_a_rate_measure_nothing_beyond_the_training_length(task):
     (trial,) = planned("nope", task=[task])
     for each in rate_trials([trial]):
