@@ -51,11 +51,16 @@ def rules() -> dict[str, Any]:
     which they differ, and every word that decides in a rule (`words`), so that the page knows
     which keys it does not judge."""
     from posenc.doctor.rules import foreign_names, impossible_numbers, rope_types, unread_keys
-    from posenc.runtimes.config_model import INNER, LENGTH_KEYS, Model
+    from posenc.runtimes.config_model import INNER_CONFIG_KEYS, LENGTH_KEYS, Model
     from posenc.runtimes.families import all_families
     from posenc.runtimes.files import spelling
-    from posenc.runtimes.files.spelling import ABOUT_POSITIONS, COMMON, NO_EFFECT, READ
-    from posenc.runtimes.known.transformers5 import NEEDED
+    from posenc.runtimes.files.spelling import (
+        KEY_ABOUT_POSITIONS,
+        KEYS_OF_ROPE_DICTS,
+        KEYS_READ_BY_TYPE,
+        KEYS_WITHOUT_EFFECT,
+    )
+    from posenc.runtimes.known.transformers5 import NEEDED_KEYS
 
     families = {}
     for name, facts in all_families().items():
@@ -79,11 +84,11 @@ def rules() -> dict[str, Any]:
         families[name] = {k: v for k, v in found.items() if v and v != usual.get(k)}
     return {
         "families": families,
-        "inner": list(INNER),
+        "inner": list(INNER_CONFIG_KEYS),
         "lengths": list(LENGTH_KEYS),
-        "bases": list(spelling.ROTARY_BASES),
-        "numbers": list(spelling.NUMBERS),
-        "needed": NEEDED,
+        "bases": list(spelling.ROTARY_BASE_KEYS),
+        "numbers": list(spelling.NUMBER_KEYS),
+        "needed": NEEDED_KEYS,
         "smallest": impossible_numbers.SMALLEST_BASE,
         "targets": list(unread_keys.KEYS_TO_COMPARE),
         "types": list(rope_types.COMMON_TYPES),
@@ -91,10 +96,10 @@ def rules() -> dict[str, Any]:
         "own": sorted(rope_types.KEYS_WITH_OWN_RULE),
         "scalings": sorted(unread_keys.KEYS_OF_SCALINGS),
         "tower": sorted(unread_keys.KEYS_OF_TOWERS),
-        "common": sorted(COMMON),
-        "harmless": sorted(NO_EFFECT),
-        "read": {kind: sorted(keys) for kind, keys in READ.items()},
-        "positions": ABOUT_POSITIONS.pattern,
+        "common": sorted(KEYS_OF_ROPE_DICTS),
+        "harmless": sorted(KEYS_WITHOUT_EFFECT),
+        "read": {kind: sorted(keys) for kind, keys in KEYS_READ_BY_TYPE.items()},
+        "positions": KEY_ABOUT_POSITIONS.pattern,
         "base": foreign_names.PATTERN_OF_BASE_NAMES.pattern,
         "words": words(),
     }

@@ -21,7 +21,7 @@ from typing import Any
 from posenc import runtimes
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
-from posenc.runtimes.families import RUNTIME_FILES, WITHOUT_ROTATION, all_families
+from posenc.runtimes.families import FAMILIES_WITHOUT_ROTATION, RUNTIME_FILES, all_families
 from posenc.runtimes.known import RELEASES, RUNTIMES
 from posenc.runtimes.runtime_facts import Transformers5Facts
 
@@ -146,9 +146,9 @@ def answer_of(
         why = reason(computed.error)
         of_these_numbers = any(str(n) in why for n in numbers)
         return None if of_these_numbers else {"a": "refuses", "why": why}
-    if len(computed.layers) != 1 or computed.without_rotation:
+    if len(computed.rotations) != 1 or computed.without_rotation:
         return None
-    (layer,) = computed.layers.values()
+    (layer,) = computed.rotations.values()
     size = _size(2 * len(layer.inv_freq), head)
     rotation = _rotation(layer, defaults)
     if size is None or rotation is None:
@@ -336,6 +336,6 @@ def table(report: Any = lambda name: None) -> dict[str, Any]:
         "columns": list(columns),
         "families": families,
         "known": sorted(all_families()),
-        "unrotated": sorted(WITHOUT_ROTATION),
+        "unrotated": sorted(FAMILIES_WITHOUT_ROTATION),
         "read": sorted(read | {k.removeprefix("rope.") for k in HARMLESS}),
     }

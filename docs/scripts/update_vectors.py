@@ -128,7 +128,7 @@ def groups() -> dict[str, dict[str, dict[str, Any]]]:
 
 def main() -> None:
     sys.path.insert(0, str(ROOT))
-    from posenc.runtimes.conformance import VERSION, frequencies
+    from posenc.runtimes.conformance import FORMAT_VERSION, frequencies
 
     FOLDER.mkdir(exist_ok=True)
     for group, configs in groups().items():
@@ -147,7 +147,9 @@ def main() -> None:
                 lines.append(json.dumps(vector))
         text = ",\n".join(lines)
         path = FOLDER / f"{group.replace(' ', '_')}.json"
-        path.write_text(f'{{"version": {VERSION}, "vectors": [\n{text}\n]}}\n', encoding="utf-8")
+        path.write_text(
+            f'{{"version": {FORMAT_VERSION}, "vectors": [\n{text}\n]}}\n', encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

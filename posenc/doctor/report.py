@@ -184,7 +184,7 @@ def _cells_of_runtime(case: Case, name: str) -> tuple[str, ...]:
         return (name, how_known, "refuses", "", "", "", longest_in_words)
     rotation_aspects = {"pairs", "frequencies", "layers"} & differing_aspects
     frequencies_verdict = "other" if rotation_aspects else "as meant"
-    layers = [] if _rotates_nothing(case, computed) else list(computed.layers.values())
+    layers = [] if _rotates_nothing(case, computed) else list(computed.rotations.values())
     multipliers_in_words = ", ".join(dict.fromkeys(f"{layer.multiplier:.6g}" for layer in layers))
     scale_in_words = "" if computed.softmax_scale is None else f"{computed.softmax_scale:.6g}"
     return (
@@ -293,7 +293,7 @@ def _next_steps(judgement: Judgement) -> list[str | Code]:
         steps.append(Code(f"posenc doctor {path} CONVERTED"))
     if case.metadata is not None:
         steps += ["Compare it with its model's folder:", Code(f"posenc doctor {path} FOLDER")]
-    rotates = case.meaning is not None and bool(case.meaning.computed.layers)
+    rotates = case.meaning is not None and bool(case.meaning.computed.rotations)
     is_judged = rotates and not case.is_opened_by_no_runtime
     if not counted and case.length is None and is_judged:
         steps.append("`--length N` judges a longer text, and says what scaling it needs.")
@@ -334,7 +334,7 @@ def _lines_of_measurement(computed: ComputedPositions, asked: RuntimeAnswer) -> 
         return [f"refuses: {refusal}"]
     if asked.why_unmeasured:
         return [f"not measured: {asked.why_unmeasured}"]
-    lines = [_rotation_in_words(kind, layer) for kind, layer in computed.layers.items()]
+    lines = [_rotation_in_words(kind, layer) for kind, layer in computed.rotations.items()]
     if not lines:
         lines.append("no rotary module")
     if asked.softmax_scales:
@@ -480,8 +480,10 @@ def report_of_fixed_copy(
     lines += [
         f"left out, as it is not read for {copy.family}: {number}" for number in copy.unread_numbers
     ]
-    if recipe.folded != 1:
-        lines.append(f"  {proof.num_folded} tensors of q: rotated rows * {recipe.folded**2:.7g}")
+    if recipe.folded_multiplier != 1:
+        lines.append(
+            f"  {proof.num_folded} tensors of q: rotated rows * {recipe.folded_multiplier**2:.7g}"
+        )
     if proof.asked_runtimes:
         lines.append(f"proved by asking them: {', '.join(proof.asked_runtimes)}")
     proved_in_words = ", ".join(copy.proved_runtimes) or "none"
@@ -490,9 +492,9 @@ def report_of_fixed_copy(
     if proof.files_left_behind:
         dots = ", ..." if len(proof.files_left_behind) > MOST_FILES_NAMED else ""
         lines.append(f"left behind: {', '.join(proof.files_left_behind[:MOST_FILES_NAMED])}{dots}")
-    lines += [_line_about_unmended(name, why) for name, why in recipe.cannot.items()]
+    lines += [_line_about_unmended(name, why) for name, why in recipe.misreadings.items()]
     lines += [f"note: {note}" for note in recipe.notes]
-    if copy.why_not_folded and recipe.cannot:
+    if copy.why_not_folded and recipe.misreadings:
         lines.append(f"a temperature cannot be folded into q: {copy.why_not_folded}")
     if prefer is not None:
         lines += [f"as --prefer {prefer} says:", *(f"  {line}" for line in settled)]

@@ -39,7 +39,7 @@ from posenc.runtimes.ask import RuntimeAnswer, as_computed
 from posenc.runtimes.computed_positions import ComputedPositions, RefusedError
 from posenc.runtimes.config_model import BadConfigError, model_of
 from posenc.runtimes.families import SERVERS
-from posenc.runtimes.files.json_object import LARGEST_INDEX, read_json
+from posenc.runtimes.files.json_object import MOST_BYTES_OF_INDEX, read_json
 from posenc.runtimes.files.model_folder import refuse_attached_encoding
 from posenc.runtimes.files.source import NoRotationError, Source, is_adapter, load
 from posenc.runtimes.files.spelling import as_transformers
@@ -199,7 +199,7 @@ def _write_fixed_copy(case: Case, options: Options) -> tuple[Report, int]:
 
     ask_or_none = None if options.ask is None else ask
     copy = fix_config(case.source, options.out, runtimes, options.length, versions, ask_or_none)
-    exit_code = 1 if copy.recipe.cannot else 0
+    exit_code = 1 if copy.recipe.misreadings else 0
     return report_of_fixed_copy(options.out, copy, options.prefer, settled_changes), exit_code
 
 
@@ -455,7 +455,7 @@ def _compare_positions(case: Case, path: Path) -> tuple[Report, int]:
 
     _require_config(case.source, "--positions")
     with path_in_errors(path):
-        differences, notes = compare_position_ids(read_json(path, LARGEST_INDEX), case.model)
+        differences, notes = compare_position_ids(read_json(path, MOST_BYTES_OF_INDEX), case.model)
     report = report_of_position_ids(path, differences, notes, case.model.model_type)
     return report, int(bool(differences))
 

@@ -29,7 +29,7 @@ from posenc.hf.model_rotation import (
 from posenc.hf.rope_settings import EXTENDED_LAYER_TYPES
 from posenc.runtimes.families import all_families
 from posenc.runtimes.files.json_object import require_strict_json
-from posenc.runtimes.known.transformers5 import HUNYUAN
+from posenc.runtimes.known.transformers5 import HUNYUAN_FAMILIES
 
 ROTARY_METHODS = (*METHODS, "search", DROPE, DUAL_CHUNK)
 """Methods for models with rotary keys."""
@@ -335,7 +335,7 @@ def _why_scale_unknown(config: Any) -> str | None:
         if (
             parameters.get("mscale_all_dim")
             and rope_type not in MSCALE_ALL_DIM_TYPES
-            and config.model_type not in HUNYUAN
+            and config.model_type not in HUNYUAN_FAMILIES
         ):
             return (
                 f"its rotary keys have mscale_all_dim with rope_type {rope_type}, and its effect "

@@ -9,8 +9,8 @@ from posenc.frequencies.float64_formulas import ntk_theta, yarn_attention_factor
 from posenc.frequencies.scalings.lookup import scaling_of
 from posenc.frequencies.scalings.registry import NTK, Linear, LongRoPE, Proportional, YaRN
 from posenc.frequencies.scalings.scaling import Frequencies, Scaling, rope_frequencies
-from posenc.runtimes.config_model import TRAINED_KEY
-from posenc.runtimes.known.transformers5 import HUNYUAN
+from posenc.runtimes.config_model import TRAINED_LENGTH_KEY
+from posenc.runtimes.known.transformers5 import HUNYUAN_FAMILIES
 from posenc.runtimes.meaning import is_length
 
 EXTENDED_LAYER_TYPES = ("full_attention",)
@@ -131,7 +131,7 @@ def _read_layer_setting(
     if rope_type == "yarn":
         return _yarn_setting(setting, parameters, config, max_positions)
     alpha = parameters.get("alpha")
-    if rope_type == "dynamic" and config.model_type in HUNYUAN and alpha:
+    if rope_type == "dynamic" and config.model_type in HUNYUAN_FAMILIES and alpha:
         # The slowest pair slows by alpha.
         return replace(setting, rope_theta=ntk_theta(setting.rope_theta, float(alpha), rotary_dim))
     attention_factor = parameters.get("attention_factor")
@@ -173,7 +173,7 @@ def _original_length(parameters: dict[str, Any], config: Any) -> int | None:
         return original_length
     # The original length may be the longest one, so that longrope never switches: export keeps the
     # length of the training in a key of posenc's own.
-    trained_length = getattr(config, TRAINED_KEY, None)
+    trained_length = getattr(config, TRAINED_LENGTH_KEY, None)
     if is_length(trained_length):
         return trained_length
     return original_length or getattr(config, "original_max_position_embeddings", None)

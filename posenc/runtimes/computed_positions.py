@@ -26,7 +26,7 @@ STOPPING_DIVISOR = 1e30
 converter writes it for Gemma 4, and posenc for pairs that must not rotate."""
 
 
-ARITHMETIC = (ArithmeticError, TypeError, ValueError, KeyError, AttributeError, IndexError)
+ARITHMETIC_ERRORS = (ArithmeticError, TypeError, ValueError, KeyError, AttributeError, IndexError)
 """Exceptions that arithmetic with malformed values raises."""
 
 
@@ -61,17 +61,17 @@ class ComputedPositions:
     """What a runtime computes from a file's position settings, or its refusal; also what is meant.
 
     error: its words of refusal, None where it computes. switch: when the frequencies change.
-    stops: the words with which the first forward pass of the model stops, though it can be built.
-    layers: kind of layer -> its rotation. softmax_scale: factor of q.k. max_length: the longest
-    sequence admitted, None for no limit. without_rotation: layers that do not rotate. known: "no
-    model" if the runtime has none of this architecture; "no such file" if it does not open files
-    of this kind; "unknown" if posenc has not read it. version: of the runtime, empty for a
-    meaning. read: the file and line of that version. asked: whether an installed
+    stop_message: the words with which the first forward pass of the model stops, though it can be
+    built. rotations: kind of layer -> its rotation. softmax_scale: factor of q.k. max_length: the
+    longest sequence admitted, None for no limit. without_rotation: layers that do not rotate.
+    known: "no model" if the runtime has none of this architecture; "no such file" if it does not
+    open files of this kind; "unknown" if posenc has not read it. version: of the runtime, empty for
+    a meaning. read: the file and line of that version. asked: whether an installed
     runtime has answered itself.
     """
 
     error: str | None = None
-    layers: Mapping[str, LayerRotation] = field(default_factory=dict)
+    rotations: Mapping[str, LayerRotation] = field(default_factory=dict)
     softmax_scale: float | None = None
     switch: Switch = "static"
     max_length: int | None = None
@@ -80,12 +80,12 @@ class ComputedPositions:
     version: str = ""
     read: str = ""
     asked: bool = False
-    stops: str = ""
+    stop_message: str = ""
 
     @property
     def with_stop_as_refusal(self) -> "ComputedPositions":
         """Return the result as a user meets it: a forward pass that stops counts for a refusal."""
-        return replace(self, error=self.stops, layers={}) if self.stops else self
+        return replace(self, error=self.stop_message, rotations={}) if self.stop_message else self
 
     @property
     def is_known(self) -> bool:
@@ -95,7 +95,11 @@ class ComputedPositions:
     def rotations_of_kind(self, kind: str) -> list[LayerRotation]:
         """Return the rotations that layers of a kind have in this result: several where a runtime
         splits the kind, and the one for "all" where it serves all kinds."""
-        return [v for name, v in self.layers.items() if name == "all" or name.startswith(kind)]
+        return [
+            rotation
+            for name, rotation in self.rotations.items()
+            if name == "all" or name.startswith(kind)
+        ]
 
     @property
     def status_in_words(self) -> str:
@@ -113,8 +117,8 @@ class ComputedPositions:
             "read": self.read,
             "error": self.error,
             "layers": {
-                name: {"inv_freq": list(layer.inv_freq), "multiplier": layer.multiplier}
-                for name, layer in self.layers.items()
+                kind: {"inv_freq": list(rotation.inv_freq), "multiplier": rotation.multiplier}
+                for kind, rotation in self.rotations.items()
             },
             "softmax_scale": self.softmax_scale,
             "switch": self.switch,
@@ -157,7 +161,7 @@ def require_key(parameters: Mapping[str, Any], name: str) -> Any:
     return parameters[name]
 
 
-LLAMA3 = {
+LLAMA3_DEFAULTS = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -171,24 +175,26 @@ def llama3_rotation(parameters: Mapping[str, Any], dim: int, theta: float) -> La
 
     Raises: RefusedError where a key is missing or no number.
     """
-    values = [require_number(require_key(parameters, key), key) for key in LLAMA3]
+    values = [require_number(require_key(parameters, key), key) for key in LLAMA3_DEFAULTS]
     divisors = float64_formulas.llama3_divisors(dim, theta, *values)
     return LayerRotation(
         float64_formulas.divide_each(float64_formulas.unscaled_frequencies(dim, theta), divisors)
     )
 
 
-def require_factors(parameters: Mapping[str, Any], name: str, pairs: int) -> tuple[float, ...]:
+def require_factors(parameters: Mapping[str, Any], name: str, num_pairs: int) -> tuple[float, ...]:
     """Return a longrope list with one factor per pair.
 
     Raises: RefusedError where it is missing, holds no numbers, or has another length.
     """
-    values = require_key(parameters, name)
-    if not isinstance(values, list | tuple):
-        raise RefusedError(f"TypeError: {name} is {values!r}, expected a list of {pairs} numbers")
-    if len(values) != pairs:
+    factors = require_key(parameters, name)
+    if not isinstance(factors, list | tuple):
         raise RefusedError(
-            f"RuntimeError: The size of tensor a ({len(values)}) must match the size of tensor b "
-            f"({pairs}): {name} has {len(values)} factors for {pairs} pairs"
+            f"TypeError: {name} is {factors!r}, expected a list of {num_pairs} numbers"
         )
-    return tuple(require_number(v, name) for v in values)
+    if len(factors) != num_pairs:
+        raise RefusedError(
+            f"RuntimeError: The size of tensor a ({len(factors)}) must match the size of tensor b "
+            f"({num_pairs}): {name} has {len(factors)} factors for {num_pairs} pairs"
+        )
+    return tuple(require_number(v, name) for v in factors)

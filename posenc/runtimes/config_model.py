@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from posenc.runtimes.families import (
-    WITHOUT_ROTATION,
+    FAMILIES_WITHOUT_ROTATION,
     facts_of_family,
     family_of_class,
     json_table,
@@ -15,7 +15,7 @@ from posenc.runtimes.families import (
 )
 from posenc.runtimes.runtime_facts import Transformers5Facts
 
-INNER = ("text_config", "language_config", "llm_config")
+INNER_CONFIG_KEYS = ("text_config", "language_config", "llm_config")
 """Where a config of several modalities keeps the language model's."""
 LENGTH_KEYS = (
     "max_position_embeddings",
@@ -24,19 +24,19 @@ LENGTH_KEYS = (
     "max_seq_len",
     "n_ctx",
 )
-ROTARY = json_table("position_keys")["rotary"]
+ROTARY_KEYS = json_table("position_keys")["rotary"]
 """Keys about rotation."""
-OUTSIDE = json_table("position_keys")["text_config"]
+KEYS_OF_LANGUAGE_MODEL = json_table("position_keys")["text_config"]
 """Keys that a config with a language model's own config reads there only."""
 ORIGINAL_LENGTH_KEY = "original_max_position_embeddings"
 """The key of the length that a model was trained at before its frequencies were stretched."""
-TRAINED_KEY = "posenc_trained_length"
+TRAINED_LENGTH_KEY = "posenc_trained_length"
 """Where `posenc extend` keeps the training length if the rope dict's original length must be the
 largest one, so that no reader switches."""
-NOT_LIFTED = ("head_dim", "partial_rotary_factor", "original_max_position_embeddings")
+KEYS_NOT_LIFTED = ("head_dim", "partial_rotary_factor", "original_max_position_embeddings")
 """Keys that do not reach the language model of a flat config of several modalities."""
-LARGEST = 1 << 40
-LARGEST_OF = {"head_dim": 1 << 14, "qk_rope_head_dim": 1 << 14, "num_hidden_layers": 2000}
+LARGEST_SIZE = 1 << 40
+LARGEST_SIZE_OF = {"head_dim": 1 << 14, "qk_rope_head_dim": 1 << 14, "num_hidden_layers": 2000}
 """Bounds of sizes that lists are allocated for; the largest models have a tenth of them."""
 LAYER_KINDS = tuple(json_table("position_keys")["layer kinds"])
 """Names by which rope_parameters may be nested."""
@@ -46,9 +46,9 @@ LAYER_TYPES_OF_KIND = {
 }
 """Kind of layers -> the words of layer_types that it stands for, where they are others: DeepSeek
 V4 names its rope dicts so."""
-SHARED_AXES = ("pixtral",)
+FAMILIES_WITH_SHARED_AXES = ("pixtral",)
 """Towers whose height and width take the frequencies of one head in turn."""
-SCALAR_SCALES = dict.fromkeys(
+CONSTANT_SOFTMAX_SCALES = dict.fromkeys(
     """
     gemma3n_text gemma4_text gemma4_unified_text gemma4_vision embedding_gemma2_text
     """.split(),
@@ -65,7 +65,7 @@ def language_model_key(config: Mapping[str, Any]) -> str:
     """Return the key under which a file has the config of its language model, such as text_config;
     empty if the file is flat or the family reads no such key."""
     facts = facts_of_family(str(config.get("model_type"))) or {}
-    keys = facts.get("inner", INNER[:1]) if "text" in facts else ()
+    keys = facts.get("inner", INNER_CONFIG_KEYS[:1]) if "text" in facts else ()
     return next((key for key in keys if isinstance(config.get(key), Mapping)), "")
 
 
@@ -74,7 +74,8 @@ def language_model_key_after_loading(config: Mapping[str, Any]) -> str:
     of a flat file; empty for a language model."""
     if key := language_model_key(config):
         return key
-    return INNER[0] if "text" in (facts_of_family(str(config.get("model_type"))) or {}) else ""
+    facts = facts_of_family(str(config.get("model_type"))) or {}
+    return INNER_CONFIG_KEYS[0] if "text" in facts else ""
 
 
 def with_language_model_on_top(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,24 +87,24 @@ def with_language_model_on_top(config: Mapping[str, Any]) -> dict[str, Any]:
     key = language_model_key(config)
     if not key:
         return dict(config)
-    inner = config[key]
-    name = _language_model_family(config, key)
-    others = {k: v for k, v in config.items() if k != key and k not in OUTSIDE}
-    return {**others, **inner, "model_type": name}
+    inner_config = config[key]
+    model_type = _language_model_family(config, key)
+    outer_keys = {k: v for k, v in config.items() if k != key and k not in KEYS_OF_LANGUAGE_MODEL}
+    return {**outer_keys, **inner_config, "model_type": model_type}
 
 
 def _language_model_family(config: Mapping[str, Any], key: str) -> Any:
     """Return the model_type of the language model whose config is under `key`: the one that the
     family's class builds, unless the class takes any."""
     facts = facts_of_family(config["model_type"]) or {}
-    written = config[key].get("model_type")
-    is_known = written in WITHOUT_ROTATION or "transformers5" in (
-        facts_of_family(str(written)) or {}
+    written_type = config[key].get("model_type")
+    is_known = written_type in FAMILIES_WITHOUT_ROTATION or "transformers5" in (
+        facts_of_family(str(written_type)) or {}
     )
-    if facts.get("any") and written is not None:
-        return written
-    if is_known and written != facts["text"]:
-        return f"{config['model_type']} with a {key} of {written}"  # of which nothing is read
+    if facts.get("any") and written_type is not None:
+        return written_type
+    if is_known and written_type != facts["text"]:
+        return f"{config['model_type']} with a {key} of {written_type}"  # of which nothing is read
     return facts["text"]
 
 
@@ -121,7 +122,7 @@ class Model:
     """config.json where it has the language model's config inside; empty where it is flat."""
 
     @cached_property
-    def modern(self) -> Transformers5Facts:
+    def transformers5_facts(self) -> Transformers5Facts:
         """Return what is known of the family in transformers 5; defaults where nothing is."""
         return Transformers5Facts.of(self.facts.get("transformers5"))
 
@@ -139,23 +140,23 @@ class Model:
             value = self.facts.get("defaults", {}).get(name)
         return default if value is None else value
 
-    def size(self, *names: str, default: int | None = None) -> int:
+    def size(self, *keys: str, default: int | None = None) -> int:
         """Return the first of these keys that is given, an integer of at least 1.
 
         Raises: BadConfigError where none is given or one is no such number.
         """
-        names = (*names, *filter(None, [self.facts.get("names", {}).get(names[0])]))
-        name_found = next((n for n in names if self.config.get(n) is not None), None)
-        value = self.config[name_found] if name_found else self.get(names[0], default)
-        name = name_found or names[0]
-        largest = LARGEST_OF.get(names[0], LARGEST)
+        keys = (*keys, *filter(None, [self.facts.get("names", {}).get(keys[0])]))
+        key_found = next((n for n in keys if self.config.get(n) is not None), None)
+        value = self.config[key_found] if key_found else self.get(keys[0], default)
+        key = key_found or keys[0]
+        upper_bound = LARGEST_SIZE_OF.get(keys[0], LARGEST_SIZE)
         if value is None:
-            raise BadConfigError(f"config.json: {' or '.join(names)} is missing.")
+            raise BadConfigError(f"config.json: {' or '.join(keys)} is missing.")
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
-            raise BadConfigError(f"config.json: {name} must be an integer, got {value!r}.")
-        if not 1 <= value <= largest:
+            raise BadConfigError(f"config.json: {key} must be an integer, got {value!r}.")
+        if not 1 <= value <= upper_bound:
             raise BadConfigError(
-                f"config.json: {name} must be between 1 and {largest}, got {value}."
+                f"config.json: {key} must be between 1 and {upper_bound}, got {value}."
             )
         return int(value)
 
@@ -179,8 +180,8 @@ class Model:
     def has_null_head_dim(self) -> bool:
         """Return True if head_dim is null where the class has a number of its own. Some versions of
         the runtimes refuse that, others take different widths."""
-        owned = self.is_mla or "head_dim" in self.facts.get("defaults", {})
-        return owned and self.config.get("head_dim", 0) is None
+        has_own_number = self.is_mla or "head_dim" in self.facts.get("defaults", {})
+        return has_own_number and self.config.get("head_dim", 0) is None
 
     @property
     def head_dim(self) -> int:
@@ -192,12 +193,14 @@ class Model:
             return self.size("head_dim")
         if self.facts.get("latent_sum"):
             return self.latent_query_width
-        hidden = self.size(self.facts.get("width", "hidden_size"), "n_embd", "d_model")
-        size = hidden // self.num_heads
-        if not 1 <= size <= LARGEST_OF["head_dim"]:
-            words = f"{hidden} for {self.num_heads} num_attention_heads"
-            raise BadConfigError(f"config.json: hidden_size {words} is a head of {size} channels.")
-        return size
+        hidden_size = self.size(self.facts.get("width", "hidden_size"), "n_embd", "d_model")
+        width_per_head = hidden_size // self.num_heads
+        if not 1 <= width_per_head <= LARGEST_SIZE_OF["head_dim"]:
+            sizes_in_words = f"{hidden_size} for {self.num_heads} num_attention_heads"
+            raise BadConfigError(
+                f"config.json: hidden_size {sizes_in_words} is a head of {width_per_head} channels."
+            )
+        return width_per_head
 
     @property
     def required_table_width(self) -> int | None:
@@ -206,24 +209,24 @@ class Model:
 
         None where the code takes any width, and leaves the other channels unrotated.
         """
-        modern = self.modern
+        facts = self.transformers5_facts
         if self.facts.get("latent_sum"):
             return None  # which of its spellings keep the share, is not read
-        if modern.dims_key == "qk_rope_head_dim":
+        if facts.dims_key == "qk_rope_head_dim":
             return int(self.head_dim * self.rotated_share)
         if self.is_mla:
-            rotated_width = self.get(modern.head_key) if self.supports_partial_rotation else None
+            rotated_width = self.get(facts.head_key) if self.supports_partial_rotation else None
             return rotated_width or self.size("qk_rope_head_dim", default=64)
-        has_axes = modern.axes is not None
-        if has_axes or (self.supports_partial_rotation and modern.share_use != "narrows"):
+        has_axes = facts.axes is not None
+        if has_axes or (self.supports_partial_rotation and facts.share_use != "narrows"):
             return None
         return self.head_dim
 
     @property
     def latent_query_width(self) -> int:
         """Return the channels of a query head of MLA: its rotary part and the other one."""
-        rotary = self.size("qk_rope_head_dim", default=64)
-        return self.size("qk_nope_head_dim", default=128) + rotary
+        rotary_width = self.size("qk_rope_head_dim", default=64)
+        return self.size("qk_nope_head_dim", default=128) + rotary_width
 
     @property
     def max_positions(self) -> int:
@@ -252,40 +255,40 @@ class Model:
     @property
     def supports_partial_rotation(self) -> bool:
         """Return True if the family's code reads which fraction of each head rotates."""
-        modern = self.modern
-        if modern.partial_rotary_factor is not None:
+        facts = self.transformers5_facts
+        if facts.partial_rotary_factor is not None:
             return True
-        dicts = [own for own in (modern.dicts_by_kind or {}).values() if own]
-        return any("partial_rotary_factor" in d for d in dicts if d["rope_type"] == "default")
+        rope_dicts = [rope_dict for rope_dict in (facts.dicts_by_kind or {}).values() if rope_dict]
+        return any("partial_rotary_factor" in d for d in rope_dicts if d["rope_type"] == "default")
 
     @property
     def rotated_share(self) -> Any:
         """Return the fraction of each head that the config rotates, by whichever key the family has
         for it; None if it has none."""
-        modern = self.modern
-        value = self.config.get(modern.share_key)
-        rotated = self.config.get(modern.dims_key)
-        if value is None and isinstance(rotated, int | float):
-            value = rotated / self.head_dim
-        return modern.partial_rotary_factor if value is None else value
+        facts = self.transformers5_facts
+        share = self.config.get(facts.share_key)
+        num_rotated = self.config.get(facts.dims_key)
+        if share is None and isinstance(num_rotated, int | float):
+            share = num_rotated / self.head_dim
+        return facts.partial_rotary_factor if share is None else share
 
     @property
     def theta_of_inner_dict(self) -> Any:
         """Return the rope_theta that the family keeps in a dict of other settings, as DBRX does in
         attn_config; None without one."""
-        inner = self.config.get(self.facts.get("theta_in", ""))
-        return inner.get("rope_theta") if isinstance(inner, Mapping) else None
+        inner_dict = self.config.get(self.facts.get("theta_in", ""))
+        return inner_dict.get("rope_theta") if isinstance(inner_dict, Mapping) else None
 
     @property
     def has_rope_dict_per_kind(self) -> bool:
         """Return True if the family's code has a rope dict of its own for each kind of layer."""
-        return self.modern.dicts_by_kind is not None
+        return self.transformers5_facts.dicts_by_kind is not None
 
     @property
     def kinds_of_flat_rope_scaling(self) -> tuple[str, ...] | None:
         """Return the kinds of layers to which a flat rope_scaling applies in a family with a dict
         per kind; None if the family accepts no keys outside of those dicts and fills nothing in."""
-        return self.modern.flat
+        return self.transformers5_facts.flat
 
     def with_sizes_of_kind(self, kind: str) -> "Model":
         """Return the model with the sizes of one kind of layer, where kinds differ in them: by the
@@ -294,20 +297,20 @@ class Model:
         if sizes_by_kind is None:
             return self
         config_by_layer = self.config.get("per_layer_config")
-        changes: Any = None
+        sizes_of_kind: Any = None
         if isinstance(config_by_layer, Mapping) and kind in self.layer_types:
-            changes = {int(i): v for i, v in config_by_layer.items()}.get(
+            sizes_of_kind = {int(i): v for i, v in config_by_layer.items()}.get(
                 self.layer_types.index(kind)
             )
         elif config_by_layer is None:
             # A word is the key that has this kind's size.
-            sizes = sizes_by_kind.get(kind, {}).items()
-            changes = {
-                key: self.get(size) if isinstance(size, str) else size for key, size in sizes
+            given_sizes = sizes_by_kind.get(kind, {}).items()
+            sizes_of_kind = {
+                key: self.get(size) if isinstance(size, str) else size for key, size in given_sizes
             }
         return (
-            replace(self, config={**self.config, **changes})
-            if isinstance(changes, Mapping)
+            replace(self, config={**self.config, **sizes_of_kind})
+            if isinstance(sizes_of_kind, Mapping)
             else self
         )
 
@@ -320,8 +323,8 @@ class Model:
     def softmax_scale(self) -> float:
         """Return the factor of q.k in attention, before any temperature of the positions; usually
         1 / sqrt(head_dim)."""
-        if self.model_type in SCALAR_SCALES:
-            return SCALAR_SCALES[self.model_type]
+        if self.model_type in CONSTANT_SOFTMAX_SCALES:
+            return CONSTANT_SOFTMAX_SCALES[self.model_type]
         if self.is_mla:
             return self.latent_query_width**-0.5
         scalar = self.get("query_pre_attn_scalar")
@@ -342,40 +345,41 @@ class Model:
         are full-attention ones, after which the cycle starts. last: the kind of the last layer;
         forced: whatever the config lists. renamed: kinds under older names.
         """
-        order = self.facts.get("layers", {})
+        kinds_rule = self.facts.get("layers", {})
         listed_types = self.get("layer_types")
         is_listed = isinstance(listed_types, list) and bool(listed_types)
         if is_listed:
-            new_names = {} if "per_layer_config" in self.config else order.get("renamed", {})
+            new_names = {} if "per_layer_config" in self.config else kinds_rule.get("renamed", {})
             kinds = [new_names.get(str(kind), str(kind)) for kind in listed_types]
         else:
             kinds_by_code = self._kinds_by_code
             kinds = self._kinds_by_rule if kinds_by_code is None else kinds_by_code
-        if "last" in order and (order.get("forced") or not is_listed):
-            kinds[-1] = order["last"]
+        if "last" in kinds_rule and (kinds_rule.get("forced") or not is_listed):
+            kinds[-1] = kinds_rule["last"]
         return tuple(kinds)
 
     @property
     def _kinds_by_code(self) -> list[str] | None:
         """Return the kinds of the layers by the family's list of codes; None where it has none."""
-        for key, names in self.facts.get("layer_codes", {}).items():
+        for key, kinds_of_codes in self.facts.get("layer_codes", {}).items():
             codes = self.config.get(key)
             if not isinstance(codes, list):
                 continue
-            if unknown := [code for code in codes if str(code) not in names]:
+            if unknown_codes := [code for code in codes if str(code) not in kinds_of_codes]:
                 raise BadConfigError(
-                    f"config.json: {key} has {unknown[0]!r}, expected {', '.join(names)}."
+                    f"config.json: {key} has {unknown_codes[0]!r}, expected "
+                    f"{', '.join(kinds_of_codes)}."
                 )
-            return [names[str(code)] for code in codes[: self.num_layers]]
+            return [kinds_of_codes[str(code)] for code in codes[: self.num_layers]]
         return None
 
     @property
     def _kinds_by_rule(self) -> list[str]:
         """Return the kind of each layer by the family's rule, for a config that lists none."""
-        order, num_layers = self.facts.get("layers", {}), self.num_layers
-        first_kinds, num_first = list(order.get("first", ())), 0
-        if "full_before" in order and self.config.get(order["full_before"]) is not None:
-            num_first = self.size(order["full_before"])
+        kinds_rule, num_layers = self.facts.get("layers", {}), self.num_layers
+        first_kinds, num_first = list(kinds_rule.get("first", ())), 0
+        if "full_before" in kinds_rule and self.config.get(kinds_rule["full_before"]) is not None:
+            num_first = self.size(kinds_rule["full_before"])
             first_kinds = ["full_attention"] * num_first
         cycle = self._alternating_kinds
         kinds = [cycle[(i - num_first) % len(cycle)] for i in range(num_layers)]
@@ -386,30 +390,31 @@ class Model:
     def _alternating_kinds(self) -> list[str]:
         """Return the kinds of layers of one period, which is repeated: the config's period where it
         has one, else the family's."""
-        order = self.facts.get("layers", {})
-        cycle = list(order.get("cycle", ["full_attention"]))
-        period = self.config.get(order.get("every", ""))
+        kinds_rule = self.facts.get("layers", {})
+        cycle = list(kinds_rule.get("cycle", ["full_attention"]))
+        period = self.config.get(kinds_rule.get("every", ""))
         if isinstance(period, bool) or not isinstance(period, int) or period < 1:
             return cycle
-        windowed = [kind for kind in cycle if kind != "full_attention"][:1] * (period - 1)
+        windowed_kinds = [kind for kind in cycle if kind != "full_attention"][:1] * (period - 1)
         starts_full = cycle[0] == "full_attention"
-        return ["full_attention", *windowed] if starts_full else [*windowed, "full_attention"]
+        full = ["full_attention"]
+        return full + windowed_kinds if starts_full else windowed_kinds + full
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
         """Return the kinds of layers that rotate differently: ("all",) where all rotate alike."""
         if not self.has_rope_dict_per_kind:
             return ("all",)
-        labels = tuple(self.modern.dicts_by_kind or ())
-        present = [kind for kind in labels if self.layers_of_kind(kind)]
-        return tuple(present) or labels
+        kinds = tuple(self.transformers5_facts.dicts_by_kind or ())
+        present_kinds = [kind for kind in kinds if self.layers_of_kind(kind)]
+        return tuple(present_kinds) or kinds
 
     def layers_of_kind(self, kind: str) -> tuple[int, ...]:
         """Return the layers of a kind, whether they rotate or not."""
         if kind == "all":
             return tuple(range(self.num_layers))
         types = LAYER_TYPES_OF_KIND.get(kind, (kind,))
-        return tuple(i for i, name in enumerate(self.layer_types) if name in types)
+        return tuple(i for i, layer_type in enumerate(self.layer_types) if layer_type in types)
 
     @property
     def without_rotation(self) -> tuple[int, ...]:
@@ -426,9 +431,9 @@ class Model:
             _layers_without_base,
             _every_nth_layer_from_last,
         ):
-            layers = layers_by_rule(self)
-            if layers is not None:
-                return layers
+            unrotated_layers = layers_by_rule(self)
+            if unrotated_layers is not None:
+                return unrotated_layers
         return tuple(
             sorted(_layers_of_kinds_without_rotation(self) | _layers_with_null_rope_dict(self))
         )
@@ -495,8 +500,8 @@ def _layers_of_kinds_without_rotation(model: Model) -> set[int]:
     if "only" not in rule or model.config.get(rule.get("unless_null", ""), 0) is None:
         return set()
     num_first = model.config.get(rule.get("first", "")) or 0
-    kinds = enumerate(model.layer_types)
-    return {i for i, kind in kinds if kind not in rule["only"] and i >= num_first}
+    indexed_kinds = enumerate(model.layer_types)
+    return {i for i, kind in indexed_kinds if kind not in rule["only"] and i >= num_first}
 
 
 def _layers_with_null_rope_dict(model: Model) -> set[int]:
@@ -508,16 +513,16 @@ def _layers_with_null_rope_dict(model: Model) -> set[int]:
     """
     if not model.has_rope_dict_per_kind or model.kinds_of_flat_rope_scaling:
         return set()
-    old = model.config.get("rope_scaling")
-    new = model.config.get("rope_parameters")
-    dicts = new or old or model.modern.dicts_by_kind
+    older_dict = model.config.get("rope_scaling")
+    newer_dict = model.config.get("rope_parameters")
+    dicts = newer_dict or older_dict or model.transformers5_facts.dicts_by_kind
     if not isinstance(dicts, Mapping):
         return set()
-    layers: set[int] = set()
+    unrotated_layers: set[int] = set()
     for kind in model.layer_kinds:
         if dicts.get(kind, 0) is None:
-            layers.update(model.layers_of_kind(kind))
-    return layers
+            unrotated_layers.update(model.layers_of_kind(kind))
+    return unrotated_layers
 
 
 def _family_of_class(architectures: Any) -> str:
@@ -529,17 +534,17 @@ def _family_of_class(architectures: Any) -> str:
 
 def model_of(config: Mapping[str, Any]) -> Model:
     """Return the model that a config.json describes."""
-    flat = with_language_model_on_top(config)
-    name = flat.get("model_type")
-    if not isinstance(name, str):
-        name = _family_of_class(flat.get("architectures"))
-    facts = facts_of_family(name) or {}
-    if other_architecture(flat, name):
-        return Model(flat, name, {})
+    flat_config = with_language_model_on_top(config)
+    model_type = flat_config.get("model_type")
+    if not isinstance(model_type, str):
+        model_type = _family_of_class(flat_config.get("architectures"))
+    facts = facts_of_family(model_type) or {}
+    if other_architecture(flat_config, model_type):
+        return Model(flat_config, model_type, {})
     if "text" in facts:  # of several modalities, without a config of the language model's
         if not facts.get("flat") or config.get("text_config") is not None:
-            return Model(flat, name, {})
-        name = facts["text"]
-        facts = facts_of_family(name) or {}
-        flat = {k: v for k, v in flat.items() if k not in NOT_LIFTED}
-    return Model(flat, name, facts, config if language_model_key(config) else {})
+            return Model(flat_config, model_type, {})
+        model_type = facts["text"]
+        facts = facts_of_family(model_type) or {}
+        flat_config = {k: v for k, v in flat_config.items() if k not in KEYS_NOT_LIFTED}
+    return Model(flat_config, model_type, facts, config if language_model_key(config) else {})

@@ -5,15 +5,15 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
 
-from posenc.runtimes.config_model import SHARED_AXES, model_of
-from posenc.runtimes.families import WITHOUT_ROTATION
+from posenc.runtimes.config_model import FAMILIES_WITH_SHARED_AXES, model_of
+from posenc.runtimes.families import FAMILIES_WITHOUT_ROTATION
 from posenc.runtimes.files.spelling import as_transformers
 from posenc.runtimes.meaning import is_length, meaning_of
 from posenc.runtimes.position_record import record_of_meaning
 
-VERSION = 1
+FORMAT_VERSION = 1
 """Of the format of vectors/*.json; it changes when programs that read them must change."""
-LAYOUTS = {True: "interleaved", False: "half-split", None: None}
+LAYOUT_NAMES = {True: "interleaved", False: "half-split", None: None}
 
 
 def frequencies(config: Mapping[str, Any], length: int | None = None) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def frequencies(config: Mapping[str, Any], length: int | None = None) -> dict[st
         raise ValueError(f"length must be an integer of at least 1, got {length!r}.")
     config = as_transformers(config)
     model = model_of(config)
-    if model.model_type in WITHOUT_ROTATION:
+    if model.model_type in FAMILIES_WITHOUT_ROTATION:
         all_layers = list(range(model.num_layers))
         return {
             "kinds": [],
@@ -48,21 +48,21 @@ def frequencies(config: Mapping[str, Any], length: int | None = None) -> dict[st
     meaning = meaning_of(config, length)
     record = record_of_meaning(meaning, "transformers", length)
     facts = meaning.model.facts["transformers5"]
-    axes = 1 if meaning.model.model_type in SHARED_AXES else facts.get("axes", 1)
+    num_axes = 1 if meaning.model.model_type in FAMILIES_WITH_SHARED_AXES else facts.get("axes", 1)
     kinds = [
         {
-            "name": kind.name,
-            "layers": list(kind.layers),
-            "inv_freq": list(kind.inv_freq),
-            "multiplier": kind.multiplier,
-            "rotary_dim": axes * kind.rotary_dim,
-            "fraction": axes
-            * kind.rotary_dim
-            / meaning.model.with_sizes_of_kind(kind.name).head_dim,
-            "axes": axes,
-            "layout": LAYOUTS[record.interleaved],
+            "name": layer_kind.name,
+            "layers": list(layer_kind.layers),
+            "inv_freq": list(layer_kind.inv_freq),
+            "multiplier": layer_kind.multiplier,
+            "rotary_dim": num_axes * layer_kind.rotary_dim,
+            "fraction": num_axes
+            * layer_kind.rotary_dim
+            / meaning.model.with_sizes_of_kind(layer_kind.name).head_dim,
+            "axes": num_axes,
+            "layout": LAYOUT_NAMES[record.interleaved],
         }
-        for kind in record.kinds
+        for layer_kind in record.kinds
     ]
     return {
         "kinds": kinds,
@@ -79,5 +79,5 @@ def vectors() -> Iterator[dict[str, Any]]:
         resources.files("posenc.runtimes").joinpath("vectors").iterdir(), key=lambda p: p.name
     ):
         content = json.loads(path.read_text(encoding="utf-8"))
-        assert content["version"] == VERSION, path
+        assert content["version"] == FORMAT_VERSION, path
         yield from content["vectors"]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
-from posenc.runtimes.known import AS_READ, emulate
+from posenc.runtimes.known import VERSIONS_AS_READ, emulate
 
 Aspect = Literal[
     "error", "arguments", "pairs", "frequencies", "multiplier", "scale", "layers", "switch"
@@ -44,34 +44,36 @@ class Difference(NamedTuple):
 def reasons_for_disagreement(
     config: Mapping[str, Any],
     meant: ComputedPositions,
-    named: Iterable[str],
+    runtimes: Iterable[str],
     length: int | None = None,
-    folded: float = 1.0,
-    versions: Mapping[str, str] = AS_READ,
+    folded_multiplier: float = 1.0,
+    versions: Mapping[str, str] = VERSIONS_AS_READ,
 ) -> dict[str, str]:
     """Return, by runtime, why it does not compute `meant` from this config; empty if all do.
 
-    Runtimes without a model of the architecture are left out. folded: the share of the multiplier
-    that went into the weights of q.
+    Runtimes without a model of the architecture are left out. folded_multiplier: the share of the
+    multiplier that went into the weights of q.
     """
     reasons: dict[str, str] = {}
-    for name, computed in emulate(config, length, named, versions).items():
+    for runtime, computed in emulate(config, length, runtimes, versions).items():
         if computed.is_known:
-            reason = disagreement(computed, meant, folded)
+            reason = disagreement(computed, meant, folded_multiplier)
             if reason:
-                reasons[name] = reason
+                reasons[runtime] = reason
     return reasons
 
 
-def disagreement(computed: ComputedPositions, meant: ComputedPositions, folded: float = 1.0) -> str:
+def disagreement(
+    computed: ComputedPositions, meant: ComputedPositions, folded_multiplier: float = 1.0
+) -> str:
     """Return why a result differs from the one meant, in words; empty if it does not.
 
-    folded: the share of the multiplier that went into the weights of q.
+    folded_multiplier: the share of the multiplier that went into the weights of q.
     """
     computed = computed.with_stop_as_refusal
     if computed.error is not None:
         return f"refuses: {computed.error}"
-    for difference in differences(computed, meant, EXACT, folded):
+    for difference in differences(computed, meant, EXACT, folded_multiplier):
         return _in_words(difference)
     return ""
 
@@ -111,54 +113,59 @@ def differences(
     computed: ComputedPositions,
     meant: ComputedPositions,
     tolerance: Tolerance,
-    folded: float = 1.0,
+    folded_multiplier: float = 1.0,
 ) -> Iterator[Difference]:
     """Yield each difference of a runtime's result from the one meant: first of each kind of layer,
     then of the layers that do not rotate, last of the softmax scale.
 
-    Both must be results, not refusals. folded: as of `disagreement`.
+    Both must be results, not refusals. folded_multiplier: as of `disagreement`.
     """
-    for kind, layer in meant.layers.items():
-        same_kind = computed.rotations_of_kind(kind)
-        if not same_kind:
-            yield Difference("layers", None, layer, kind)
-        for other in same_kind:
-            for difference in differences_of_rotation(other, layer, tolerance, folded):
+    for kind, meant_rotation in meant.rotations.items():
+        rotations = computed.rotations_of_kind(kind)
+        if not rotations:
+            yield Difference("layers", None, meant_rotation, kind)
+        for rotation in rotations:
+            for difference in differences_of_rotation(
+                rotation, meant_rotation, tolerance, folded_multiplier
+            ):
                 yield difference._replace(kind=kind)
     if set(computed.without_rotation) != set(meant.without_rotation):
         yield Difference("layers", computed.without_rotation, meant.without_rotation)
-    scale = computed.softmax_scale
+    softmax_scale = computed.softmax_scale
     meant_scale = meant.softmax_scale
-    if scale is None or meant_scale is None:
-        yield Difference("scale", scale, meant_scale)
-    elif not abs(scale - meant_scale) <= tolerance.of_multipliers * meant_scale:
-        yield Difference("scale", scale, meant_scale)
+    if softmax_scale is None or meant_scale is None:
+        yield Difference("scale", softmax_scale, meant_scale)
+    elif not abs(softmax_scale - meant_scale) <= tolerance.of_multipliers * meant_scale:
+        yield Difference("scale", softmax_scale, meant_scale)
 
 
 def differences_of_rotation(
-    layer: LayerRotation, meant: LayerRotation, tolerance: Tolerance, folded: float = 1.0
+    rotation: LayerRotation,
+    meant: LayerRotation,
+    tolerance: Tolerance,
+    folded_multiplier: float = 1.0,
 ) -> Iterator[Difference]:
     """Yield the differences of the rotation of a kind of layer from the one meant: in the number of
     pairs, else in the first pair with another frequency; and in the multiplier.
 
-    folded: as of `disagreement`.
+    folded_multiplier: as of `disagreement`.
     """
-    if len(layer.inv_freq) != len(meant.inv_freq):
-        yield Difference("pairs", len(layer.inv_freq), len(meant.inv_freq))
+    if len(rotation.inv_freq) != len(meant.inv_freq):
+        yield Difference("pairs", len(rotation.inv_freq), len(meant.inv_freq))
     else:
-        yield from _difference_of_frequencies(layer, meant, tolerance)
-    multiplier = layer.multiplier
-    meant_multiplier = meant.multiplier / folded
+        yield from _difference_of_frequencies(rotation, meant, tolerance)
+    multiplier = rotation.multiplier
+    meant_multiplier = meant.multiplier / folded_multiplier
     if not abs(multiplier - meant_multiplier) <= tolerance.of_multipliers * meant_multiplier:
         yield Difference("multiplier", multiplier, meant_multiplier)
 
 
 def _difference_of_frequencies(
-    layer: LayerRotation, meant: LayerRotation, tolerance: Tolerance
+    rotation: LayerRotation, meant: LayerRotation, tolerance: Tolerance
 ) -> Iterator[Difference]:
     """Yield the first pair with another frequency than the one meant, if there is one."""
-    frequencies = zip(layer.inv_freq, meant.inv_freq, strict=True)
-    for i, (frequency, meant_frequency) in enumerate(frequencies):
+    frequency_pairs = zip(rotation.inv_freq, meant.inv_freq, strict=True)
+    for i, (frequency, meant_frequency) in enumerate(frequency_pairs):
         if not abs(frequency - meant_frequency) <= tolerance.of_frequencies * abs(meant_frequency):
             yield Difference("frequencies", frequency, meant_frequency, pair=i)
             return

@@ -45,7 +45,7 @@ def facts_of_runtime(runtime: str) -> Any:
     return json_table(f"known/{RUNTIME_FILES[runtime]}")
 
 
-WITHOUT_ROTATION = frozenset(json_table("without_rotation"))
+FAMILIES_WITHOUT_ROTATION = frozenset(json_table("without_rotation"))
 """model_types of models that rotate nothing in transformers 5.23: learned tables, biases on the
 scores, recurrence. Their modeling files have no rotation, or none that is called (jamba,
 nemotron_h)."""
@@ -57,15 +57,15 @@ def rotates_nothing(model_type: Any, config: Mapping[str, Any]) -> bool:
 
     model_type: of the language model. config: the outermost object of its config.json.
     """
-    if not isinstance(model_type, str) or model_type not in WITHOUT_ROTATION:
+    if not isinstance(model_type, str) or model_type not in FAMILIES_WITHOUT_ROTATION:
         return False
-    attention = config.get("attn_config")
-    if isinstance(attention, Mapping) and attention.get("rope") is True:
+    attention_config = config.get("attn_config")
+    if isinstance(attention_config, Mapping) and attention_config.get("rope") is True:
         return False
     return config.get("position_embedding_type") not in ("rotary", "rope")
 
 
-ALTERNATING = frozenset(
+FAMILIES_ALTERNATING_AXES = frozenset(
     """
     cosmos3_edge_text qwen3_5_text qwen3_5_moe_text qwen3_omni_moe_text
     qwen3_omni_moe_talker_text qwen3_vl_text qwen3_vl_moe_text qwen4_exp_text
@@ -73,14 +73,14 @@ ALTERNATING = frozenset(
 )
 """Families of transformers with M-RoPE whose axes alternate from pair to pair. Their code does not
 read mrope_interleaved."""
-CONTIGUOUS = frozenset(
+FAMILIES_OF_CONTIGUOUS_AXES = frozenset(
     """
     glm4v_text glm4v_moe_text glm_image_text glm_ocr_text paddleocr_vl_text qwen2_vl_text
     qwen2_5_vl_text qwen2_5_omni_text qwen2_5_omni_talker
     """.split()
 )
 """Families whose sections follow each other, likewise."""
-ROTATES_BACKWARDS = frozenset({"nanochat"})
+FAMILIES_ROTATING_BACKWARDS = frozenset({"nanochat"})
 """Families of transformers that rotate by minus the angle (nanochat/modeling_nanochat.py:59)."""
 
 
@@ -89,16 +89,19 @@ def all_families() -> dict[str, dict[str, Any]]:
     """Return the facts about each model_type: its line of families.json, to which the facts of each
     runtime are added under the runtime's value in RUNTIME_FILES, such as "mlx_lm". These are None
     if the runtime has no such model, and empty or missing if nobody has read it."""
-    families = {name: dict(line) for name, line in json_table("families").items()}
+    families = {
+        model_type: dict(facts_of_one)
+        for model_type, facts_of_one in json_table("families").items()
+    }
     for runtime, key in RUNTIME_FILES.items():
-        facts = facts_of_runtime(runtime)
-        lines = {
-            **dict.fromkeys(facts["has no"]),
-            **{name: {} for name in facts["not read"]},
-            **facts["families"],
+        file_of_facts = facts_of_runtime(runtime)
+        facts_by_family = {
+            **dict.fromkeys(file_of_facts["has no"]),
+            **{model_type: {} for model_type in file_of_facts["not read"]},
+            **file_of_facts["families"],
         }
-        for name, line in lines.items():
-            families[name][key] = line
+        for model_type, facts_of_one in facts_by_family.items():
+            families[model_type][key] = facts_of_one
     return families
 
 
@@ -107,22 +110,24 @@ def facts_of_family(model_type: str) -> dict[str, Any] | None:
     return all_families().get(model_type)
 
 
-def family_of_class(name: str) -> str | None:
+def family_of_class(class_name: str) -> str | None:
     """Return the model_type whose models have a class such as LlamaForCausalLM.
 
     None if the class is unknown, or several families have it and none is named like it.
     """
-    families = [m for m, f in all_families().items() if f.get("architecture") == name]
-    named_like_class = [m for m in families if name.lower().startswith(f"{m.replace('_', '')}for")]
+    families = [m for m, f in all_families().items() if f.get("architecture") == class_name]
+    named_like_class = [
+        m for m in families if class_name.lower().startswith(f"{m.replace('_', '')}for")
+    ]
     return next(iter(named_like_class if len(families) > 1 else families), None)
 
 
 SERVERS = ("vllm", "sglang")
 """Runtimes that serve: they limit the length, and take overrides of a config."""
-CHOOSE_BY_CLASS = ("vllm", "sglang", "llama.cpp")
+RUNTIMES_CHOOSING_BY_CLASS = ("vllm", "sglang", "llama.cpp")
 """Runtimes that choose the code by the first class in architectures; the others by model_type."""
 
-OTHER_ARCHITECTURES = {
+CLASSES_OF_OTHER_NETWORKS = {
     "bailing_hybrid": {
         "BailingMoeV2_5ForCausalLM": "Ling 2.5 and 2.6: linear layers rotate a share of each head, "
         "the others 64 channels",
@@ -146,27 +151,31 @@ def letters_and_digits(name: str) -> str:
 def first_class(config: Mapping[str, Any]) -> str | None:
     """Return the first name in a config's architectures; None where it has none. Of a multimodal
     config only the outermost list counts, as no runtime reads another."""
-    listed = config.get("architectures")
-    first = listed[0] if isinstance(listed, list) and listed else None
-    return first if isinstance(first, str) else None
+    architectures = config.get("architectures")
+    first_name = architectures[0] if isinstance(architectures, list) and architectures else None
+    return first_name if isinstance(first_name, str) else None
 
 
 def other_architecture(config: Mapping[str, Any], model_type: str) -> str | None:
     """Return what is known of a config's class that has another network than its model_type's usual
     class, in words; None for any other class."""
-    return OTHER_ARCHITECTURES.get(model_type, {}).get(first_class(config) or "")
+    return CLASSES_OF_OTHER_NETWORKS.get(model_type, {}).get(first_class(config) or "")
 
 
-def families_of_class(name: str) -> list[str]:
+def families_of_class(class_name: str) -> list[str]:
     """Return the families with a class of this name, whatever its task is; also those that rotate
     nothing."""
-    stem = _class_name_without_task(name)
+    stem = _class_name_without_task(class_name)
     families = [
         model_type
         for model_type, facts in all_families().items()
         if "architecture" in facts and _class_name_without_task(facts["architecture"]) == stem
     ]
-    return families + [name for name in WITHOUT_ROTATION if letters_and_digits(name) == stem]
+    return families + [
+        model_type
+        for model_type in FAMILIES_WITHOUT_ROTATION
+        if letters_and_digits(model_type) == stem
+    ]
 
 
 def is_named_like(name: str, *families: str, exactly: bool) -> bool:
@@ -179,16 +188,17 @@ def is_named_like(name: str, *families: str, exactly: bool) -> bool:
     >>> is_named_like("LForCausalLM", "llama", exactly=False)
     False
     """
-    stem = _class_name_without_task(name)
+    class_stem = _class_name_without_task(name)
     right_stems = set()
     for model_type in families:
         family_class = (facts_of_family(model_type) or {}).get("architecture", "")
         right_stems |= {_class_name_without_task(family_class), letters_and_digits(model_type)}
     right_stems.discard("")
     if exactly:
-        return stem in right_stems
+        return class_stem in right_stems
     return any(
-        stem.startswith(right_stem) or f"{stem}text" == right_stem for right_stem in right_stems
+        class_stem.startswith(right_stem) or f"{class_stem}text" == right_stem
+        for right_stem in right_stems
     )
 
 
@@ -212,6 +222,6 @@ def class_of_unknown_code(config: Mapping[str, Any], model_type: str) -> str | N
     name = first_class(config)
     if name is None or families_of_class(name):
         return None
-    outer = config.get("model_type")
-    names = [model_type, *([outer] if isinstance(outer, str) else [])]
-    return None if is_named_like(name, *names, exactly=False) else name
+    outer_type = config.get("model_type")
+    families = [model_type, *([outer_type] if isinstance(outer_type, str) else [])]
+    return None if is_named_like(name, *families, exactly=False) else name

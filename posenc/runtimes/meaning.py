@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 from posenc.frequencies import float64_formulas
 from posenc.frequencies.scalings.lookup import ROPE_TYPES
 from posenc.runtimes.computed_positions import (
-    ARITHMETIC,
+    ARITHMETIC_ERRORS,
     ComputedPositions,
     LayerRotation,
     RefusedError,
@@ -23,26 +23,31 @@ from posenc.runtimes.computed_positions import (
 )
 from posenc.runtimes.config_model import (
     ORIGINAL_LENGTH_KEY,
-    TRAINED_KEY,
+    TRAINED_LENGTH_KEY,
     BadConfigError,
     Model,
     model_of,
 )
 from posenc.runtimes.families import (
-    WITHOUT_ROTATION,
+    FAMILIES_WITHOUT_ROTATION,
     all_families,
     first_class,
     other_architecture,
     rotates_nothing,
 )
 from posenc.runtimes.files.spelling import (
-    NUMBERS,
-    TRAINED_LENGTH_OF_NOMIC,
+    NOMIC_LENGTH_KEY,
+    NUMBER_KEYS,
     with_vendors_keys_renamed,
 )
 from posenc.runtimes.known import transformers5
 
-OLD_NAMES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "ntk-aware": "ntk"}
+NEW_TYPE_BY_OLD = {
+    "su": "longrope",
+    "mrope": "default",
+    "deepseek_yarn": "yarn",
+    "ntk-aware": "ntk",
+}
 Parameters = transformers5.Parameters
 YARN_KEYS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attention_factor")
 NEAR_SPELLING = 0.85
@@ -96,38 +101,42 @@ def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
         parameters: dict[str, Parameters] = {}
         for kind, p in transformers5.resolve_rope_dicts(model).items():
             parameters[kind] = _translated_parameters(p, model, kind, doubts)
-        longest = max(_longest_length(p, model) for p in parameters.values())
+        longest_length = max(_longest_length(p, model) for p in parameters.values())
         if length and any(p["rope_type"] == "dynamic" for p in parameters.values()):
-            longest = max(longest, length)
-        layers = _rotations_by_kind(parameters, model, length or longest)
-        scale = transformers5.softmax_scale(model, next(iter(parameters.values())))
+            longest_length = max(longest_length, length)
+        rotations = _rotations_by_kind(parameters, model, length or longest_length)
+        softmax_scale = transformers5.softmax_scale(model, next(iter(parameters.values())))
     except BadConfigError:
         raise
-    except (RefusedError, *ARITHMETIC) as refused:
+    except (RefusedError, *ARITHMETIC_ERRORS) as refused:
         raise ValueError(f"cannot tell what the rotary keys mean: {refused}") from refused
     computed = ComputedPositions(
         None,
-        layers,
-        scale,
+        rotations,
+        softmax_scale,
         first_changing_switch(
             transformers5.frequency_switch(model, p) for p in parameters.values()
         ),
-        longest,
+        longest_length,
         model.without_rotation,
     )
-    trained = min(_trained_length(p, model) for p in parameters.values())
-    return Meaning(model, computed, parameters, longest, trained, tuple(dict.fromkeys(doubts)))
+    trained_length = min(_trained_length(p, model) for p in parameters.values())
+    return Meaning(
+        model, computed, parameters, longest_length, trained_length, tuple(dict.fromkeys(doubts))
+    )
 
 
 def _rotations_by_kind(
     parameters: Mapping[str, Parameters], model: Model, length: int
 ) -> dict[str, LayerRotation]:
     """Return the rotation of each kind of layer at a length; empty where no layer rotates."""
-    layers: dict[str, LayerRotation] = {}
+    rotations: dict[str, LayerRotation] = {}
     for kind, p in parameters.items():
         if len(model.without_rotation) < model.num_layers:
-            layers[kind] = transformers5.rotation(dict(p), model.with_sizes_of_kind(kind), length)
-    return layers
+            rotations[kind] = transformers5.rotation(
+                dict(p), model.with_sizes_of_kind(kind), length
+            )
+    return rotations
 
 
 def require_known_family(model: Model) -> None:
@@ -144,15 +153,15 @@ def require_known_family(model: Model) -> None:
             "config.json has no model_type, and its architectures name no family that posenc "
             "knows: write model_type"
         )
-    family = all_families().get(model.model_type, {})
+    facts = all_families().get(model.model_type, {})
     class_in_words = other_architecture(model.config, model.model_type)
     if class_in_words is not None:
         raise UnknownFamilyError(
             f"{first_class(model.config)} ({class_in_words}) is another architecture with the "
-            f"model_type {model.model_type!r} than {family['architecture']}, the one that posenc "
+            f"model_type {model.model_type!r} than {facts['architecture']}, the one that posenc "
             "has read"
         )
-    has_parts = "text" in family
+    has_parts = "text" in facts
     if rotates_nothing(model.model_type, model.outer_config or model.config):
         raise UnknownFamilyError(
             f"{model.model_type} has no rotary positions; there is nothing to judge"
@@ -166,10 +175,10 @@ def require_known_family(model: Model) -> None:
 def _misspelling_hint(model_type: str) -> str:
     """Return " (did you mean NAME?)" with the model_type that is spelled nearly like this one;
     empty if none is, or this one is a name that posenc knows."""
-    if model_type in WITHOUT_ROTATION:
+    if model_type in FAMILIES_WITHOUT_ROTATION:
         return ""
-    names = [*all_families(), *WITHOUT_ROTATION]
-    similar_names = get_close_matches(model_type, names, n=1, cutoff=NEAR_SPELLING)
+    known_names = [*all_families(), *FAMILIES_WITHOUT_ROTATION]
+    similar_names = get_close_matches(model_type, known_names, n=1, cutoff=NEAR_SPELLING)
     return f" (did you mean {similar_names[0]!r}?)" if similar_names else ""
 
 
@@ -188,9 +197,9 @@ def _canonical_config(config: Mapping[str, Any], doubts: list[str]) -> dict[str,
             result[name] = _settle_rope_dicts(rope_dict, result, doubts)
     if model.has_rope_dict_per_kind:
         _move_rope_dict_by_kind(result, model, doubts)
-    old = result.get("rope_scaling")
-    new = result.get("rope_parameters")
-    if old and new and differing_keys(old, new, result):
+    older_dict = result.get("rope_scaling")
+    newer_dict = result.get("rope_parameters")
+    if older_dict and newer_dict and differing_keys(older_dict, newer_dict, result):
         doubts.append("rope_scaling and rope_parameters differ; rope_scaling is taken")
     return result
 
@@ -201,31 +210,31 @@ def _with_usual_names_and_numbers(model: Model, doubts: list[str]) -> dict[str, 
 
     A base that is null is left out: it means the default of the family's class.
     """
-    modern = model.facts["transformers5"]
-    own_keys = {modern.get("share_key"), *modern.get("theta_keys", {}).values()}
+    facts = model.facts["transformers5"]
+    own_keys = {facts.get("share_key"), *facts.get("theta_keys", {}).values()}
     result = with_vendors_keys_renamed(dict(model.config), own_keys)
     if model.theta_of_inner_dict is not None:
         result["rope_theta"] = model.theta_of_inner_dict
-    for name in dict.fromkeys((*NUMBERS, *own_keys)):
+    for name in dict.fromkeys((*NUMBER_KEYS, *own_keys)):
         if name in result:
             result[name] = _as_number(result[name], name, doubts)
-    means_default = {"rope_theta", *own_keys}
-    return {k: v for k, v in result.items() if v is not None or k not in means_default}
+    keys_whose_null_is_default = {"rope_theta", *own_keys}
+    return {k: v for k, v in result.items() if v is not None or k not in keys_whose_null_is_default}
 
 
 def _move_rope_dict_by_kind(config: dict[str, Any], model: Model, doubts: list[str]) -> None:
     """Move the rope dicts of a family that has one for each kind of layer to the place where its
     class looks for them, in `config` itself."""
-    old = config.get("rope_scaling")
-    new = config.get("rope_parameters")
-    if old and not new and _has_dict_per_kind(old):
+    older_dict = config.get("rope_scaling")
+    newer_dict = config.get("rope_parameters")
+    if older_dict and not newer_dict and _has_dict_per_kind(older_dict):
         doubts.append("rope_scaling has a dict per kind of layer; it is taken for rope_parameters")
         config["rope_parameters"] = config.pop("rope_scaling")
         return
     flat_is_read = model.facts["transformers5"].get("flat_new")
-    if new and not _has_dict_per_kind(new) and not flat_is_read:
+    if newer_dict and not _has_dict_per_kind(newer_dict) and not flat_is_read:
         doubts.append("rope_parameters is flat; it is taken for the layers with full attention")
-        config["rope_parameters"] = {"full_attention": new}
+        config["rope_parameters"] = {"full_attention": newer_dict}
 
 
 def _has_dict_per_kind(rope_dict: Mapping[str, Any]) -> bool:
@@ -234,19 +243,23 @@ def _has_dict_per_kind(rope_dict: Mapping[str, Any]) -> bool:
 
 
 def differing_keys(
-    old: Mapping[str, Any], new: Mapping[str, Any], config: Mapping[str, Any]
+    older_dict: Mapping[str, Any], newer_dict: Mapping[str, Any], config: Mapping[str, Any]
 ) -> list[str]:
     """Return the keys in which two rope dicts differ, after filling in types and the outer base.
 
     If the old dict is flat and the new one has a dict for each kind of layer, only that of
     full_attention is compared.
     """
-    if not _has_dict_per_kind(old):
-        inner = new.get("full_attention")
-        new = inner if isinstance(inner, Mapping) else new
-    first = _with_type_and_base(old, config)
-    second = _with_type_and_base(new, config)
-    return sorted(k for k in first.keys() | second.keys() if first.get(k) != second.get(k))
+    if not _has_dict_per_kind(older_dict):
+        full_attention_dict = newer_dict.get("full_attention")
+        newer_dict = full_attention_dict if isinstance(full_attention_dict, Mapping) else newer_dict
+    older_with_base = _with_type_and_base(older_dict, config)
+    newer_with_base = _with_type_and_base(newer_dict, config)
+    return sorted(
+        k
+        for k in older_with_base.keys() | newer_with_base.keys()
+        if older_with_base.get(k) != newer_with_base.get(k)
+    )
 
 
 def _with_type_and_base(rope_dict: Mapping[str, Any], config: Mapping[str, Any]) -> Parameters:
@@ -281,27 +294,31 @@ def _settle_rope_dict(
 ) -> Parameters:
     """Return a flat rope dict with texts that are numbers converted, and its type under rope_type
     by the name that transformers 5 has for it."""
-    p = {k: _as_number(v, k, doubts) if k in NUMBERS else v for k, v in rope_dict.items()}
-    kind = _meant_type(p.pop("type", None), p.get("rope_type"), doubts)
-    if kind is None and p.get("factor") not in (None, 1, 1.0):
-        kind = _guess_type(p)
-        doubts.append(f"the rope dict has a factor and no type; {kind!r} is taken")
-    if kind is not None:
-        p["rope_type"] = OLD_NAMES.get(kind, kind)
-    outer = config.get(ORIGINAL_LENGTH_KEY)
-    inner = p.get(ORIGINAL_LENGTH_KEY)
-    if inner is not None and outer is not None and inner != outer:
-        doubts.append(f"the original length is {inner} inside and {outer} at the top level")
+    p = {k: _as_number(v, k, doubts) if k in NUMBER_KEYS else v for k, v in rope_dict.items()}
+    rope_type = _meant_type(p.pop("type", None), p.get("rope_type"), doubts)
+    if rope_type is None and p.get("factor") not in (None, 1, 1.0):
+        rope_type = _guess_type(p)
+        doubts.append(f"the rope dict has a factor and no type; {rope_type!r} is taken")
+    if rope_type is not None:
+        p["rope_type"] = NEW_TYPE_BY_OLD.get(rope_type, rope_type)
+    outer_length = config.get(ORIGINAL_LENGTH_KEY)
+    inner_length = p.get(ORIGINAL_LENGTH_KEY)
+    if inner_length is not None and outer_length is not None and inner_length != outer_length:
+        doubts.append(
+            f"the original length is {inner_length} inside and {outer_length} at the top level"
+        )
     return p
 
 
-def _meant_type(old: Any, new: Any, doubts: list[str]) -> Any:
+def _meant_type(older_type: Any, newer_type: Any, doubts: list[str]) -> Any:
     """Return the type meant by `type` and `rope_type`; None where both are missing or null."""
-    if new is None:
-        return old
-    if old is not None and OLD_NAMES.get(old, old) != OLD_NAMES.get(new, new):
-        doubts.append(f"type is {old!r} and rope_type {new!r}; rope_type is taken")
-    return new
+    if newer_type is None:
+        return older_type
+    if older_type is not None and NEW_TYPE_BY_OLD.get(
+        older_type, older_type
+    ) != NEW_TYPE_BY_OLD.get(newer_type, newer_type):
+        doubts.append(f"type is {older_type!r} and rope_type {newer_type!r}; rope_type is taken")
+    return newer_type
 
 
 def _guess_type(p: Mapping[str, Any]) -> str:
@@ -335,15 +352,22 @@ def _translated_parameters(
     """Return a loaded rope dict of one kind of layer in transformers' types and keys: without NTK
     types and attn_factor of vendors."""
     p = dict(p)
-    written = _rope_dict_in_config(model, kind)
-    if isinstance(written, Mapping):
-        if "truncate" in written:
-            p["truncate"] = written["truncate"]  # transformers drops it where dicts are nested
-        places = (written, model.config)
-        has_original = any(place.get(ORIGINAL_LENGTH_KEY) is not None for place in places)
-        if p["rope_type"] in transformers5.STRETCHED and not has_original:
+    rope_dict_in_config = _rope_dict_in_config(model, kind)
+    if isinstance(rope_dict_in_config, Mapping):
+        if "truncate" in rope_dict_in_config:
+            p["truncate"] = rope_dict_in_config[
+                "truncate"
+            ]  # transformers drops it where dicts are nested
+        dicts = (rope_dict_in_config, model.config)
+        has_original = any(
+            dict_with_length.get(ORIGINAL_LENGTH_KEY) is not None for dict_with_length in dicts
+        )
+        if p["rope_type"] in transformers5.STRETCHING_TYPES and not has_original:
             doubts.append(f"{ORIGINAL_LENGTH_KEY} is missing; {p[ORIGINAL_LENGTH_KEY]} is taken")
-    if model.model_type in transformers5.OWN_MSCALES and p.get("attention_factor") is None:
+    if (
+        model.model_type in transformers5.FAMILIES_WITH_OWN_MSCALES
+        and p.get("attention_factor") is None
+    ):
         p["attention_factor"] = p.get("long_mscale")
     if p["rope_type"] == "ntk":
         _stretch_base(p, p.pop("factor", 1.0), model)
@@ -380,17 +404,19 @@ def _take_attn_factor(p: Parameters, doubts: list[str]) -> None:
     p["attention_factor"] = (
         usual_multiplier if repeats_usual else usual_multiplier * p["attn_factor"]
     )
-    how = "as the temperature itself" if repeats_usual else "as a multiple of yarn's temperature"
-    doubts.append(f"attn_factor {p['attn_factor']:g} is taken {how}")
+    meaning_in_words = (
+        "as the temperature itself" if repeats_usual else "as a multiple of yarn's temperature"
+    )
+    doubts.append(f"attn_factor {p['attn_factor']:g} is taken {meaning_in_words}")
 
 
 def _trained_length(p: Mapping[str, Any], model: Model) -> int:
     """Return the length at which the unscaled frequencies were trained, in tokens."""
     original_length = p.get("original_max_position_embeddings")
     if _has_original_length(p["rope_type"]) and isinstance(original_length, int | float):
-        length_kept = model.config.get(TRAINED_KEY)
+        length_kept = model.config.get(TRAINED_LENGTH_KEY)
         return length_kept if is_length(length_kept) else int(original_length)
-    length_of_nomic = model.config.get(TRAINED_LENGTH_OF_NOMIC)
+    length_of_nomic = model.config.get(NOMIC_LENGTH_KEY)
     return (
         min(length_of_nomic, model.max_positions)
         if is_length(length_of_nomic)
@@ -410,7 +436,9 @@ def is_length(value: Any) -> TypeGuard[int]:
 
 def _longest_length(p: Mapping[str, Any], model: Model) -> int:
     """Return max_position_embeddings, or the length that yarn stretches to if that is longer."""
-    longest, factor = model.max_positions, p.get("factor")
+    longest_length, factor = model.max_positions, p.get("factor")
     if p["rope_type"] == "yarn" and isinstance(factor, int | float):
-        return max(longest, float64_formulas.stretched_length(_trained_length(p, model), factor))
-    return longest
+        return max(
+            longest_length, float64_formulas.stretched_length(_trained_length(p, model), factor)
+        )
+    return longest_length

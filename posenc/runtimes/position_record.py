@@ -6,7 +6,7 @@ from typing import Any
 
 from posenc.runtimes.computed_positions import ComputedPositions, Switch
 from posenc.runtimes.config_model import Model
-from posenc.runtimes.files.gguf_metadata import KEYS, Metadata
+from posenc.runtimes.files.gguf_metadata import KEY_OF_FIELD, Metadata
 from posenc.runtimes.files.source import Source
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
 from posenc.runtimes.meaning import Meaning, meaning_of
@@ -89,23 +89,23 @@ def record_of_meaning(meaning: Meaning, spelling: str, length: int | None) -> Po
 
 def _layer_kinds(model: Model, computed: ComputedPositions) -> tuple[LayerKind, ...]:
     """Return the kinds of layers with their rotations, and the window of those that have one."""
-    window = model.config.get("sliding_window")
-    window = window if isinstance(window, int) and window > 0 else None
+    window_size = model.config.get("sliding_window")
+    window_size = window_size if isinstance(window_size, int) and window_size > 0 else None
     states_window = "sliding_window" in model.config
     if model.config.get("use_sliding_window") is False:
-        window = None
+        window_size = None
         states_window = True
     kinds = []
-    for name, layer in computed.layers.items():
-        indices = tuple(i for i in model.layers_of_kind(name) if i not in computed.without_rotation)
-        window_of_kind = window if name in ("sliding_attention", "all") else None
+    for kind, rotation in computed.rotations.items():
+        indices = tuple(i for i in model.layers_of_kind(kind) if i not in computed.without_rotation)
+        window_of_kind = window_size if kind in ("sliding_attention", "all") else None
         kinds.append(
             LayerKind(
-                name,
+                kind,
                 indices,
-                2 * len(layer.inv_freq),
-                layer.inv_freq,
-                layer.multiplier,
+                2 * len(rotation.inv_freq),
+                rotation.inv_freq,
+                rotation.multiplier,
                 window_of_kind,
                 states_window,
             )
@@ -116,10 +116,12 @@ def _layer_kinds(model: Model, computed: ComputedPositions) -> tuple[LayerKind, 
 def _record_of_gguf(meta: Metadata, length: int | None) -> PositionRecord:
     """Return the record of a GGUF file, which means what libllama computes from it."""
     computed = compute_from_metadata(meta, length)
-    layers = tuple(range(meta.num_layers))
+    all_layers = tuple(range(meta.num_layers))
     kinds = tuple(
-        LayerKind(name, layers, 2 * len(layer.inv_freq), layer.inv_freq, layer.multiplier)
-        for name, layer in computed.layers.items()
+        LayerKind(
+            name, all_layers, 2 * len(rotation.inv_freq), rotation.inv_freq, rotation.multiplier
+        )
+        for name, rotation in computed.rotations.items()
     )
     return PositionRecord(
         meta.architecture,
@@ -140,14 +142,15 @@ def _defaults_for_missing_keys(meta: Metadata) -> Iterator[str]:
     """Yield a sentence for each key that decides the rotation and is missing from a GGUF file:
     which default libllama takes for it."""
     is_stretched = meta.scaling_factor != 1
-    defaults = {}
-    defaults["freq_base"] = f"{meta.freq_base:g}"
+    default_by_field = {}
+    default_by_field["freq_base"] = f"{meta.freq_base:g}"
     if is_stretched:
-        defaults["scaling_type"] = meta.scaling_type
-    if meta.scaling_type in ("linear", "yarn") and "scaling_type" in meta.given:
-        defaults["scaling_factor"] = f"{meta.scaling_factor:g}"
+        default_by_field["scaling_type"] = meta.scaling_type
+    if meta.scaling_type in ("linear", "yarn") and "scaling_type" in meta.given_fields:
+        default_by_field["scaling_factor"] = f"{meta.scaling_factor:g}"
     if (meta.scaling_type == "yarn" and is_stretched) or meta.chooses_list_by_length:
-        defaults["original_length"] = f"context_length, {meta.context_length}"
-    for name, value in defaults.items():
-        if name not in meta.given:
-            yield f"{meta.architecture}.{KEYS[name]} is missing: libllama takes {value}"
+        default_by_field["original_length"] = f"context_length, {meta.context_length}"
+    for field_name, default in default_by_field.items():
+        if field_name not in meta.given_fields:
+            key = f"{meta.architecture}.{KEY_OF_FIELD[field_name]}"
+            yield f"{key} is missing: libllama takes {default}"

@@ -20,7 +20,7 @@ class RefusedValue(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Fields:
+class CheckedKeys:
     """The keys that a family's class checks.
 
     A strict class refuses another type than the one that it declares: 131072.0 is no integer, and
@@ -156,7 +156,7 @@ class Transformers5Facts(ConfigFacts):
     """How a family's class of transformers 5 reads its config, and how its module rotates."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """What the class accepts under its keys, see `Fields`."""
+    """What the class accepts under its keys, see `CheckedKeys`."""
     whole_heads: bool = False
     """Whether the hidden size must be a multiple of the number of heads."""
     axes: int | None = None
@@ -187,6 +187,6 @@ class Transformers5Facts(ConfigFacts):
         return (self.dicts_by_kind or {}).get(kind) or {}
 
     @property
-    def accepts(self) -> Fields:
+    def checked_keys(self) -> CheckedKeys:
         """Return what the class accepts under its keys."""
-        return Fields(**{name: tuple(keys) for name, keys in self.fields.items()})
+        return CheckedKeys(**{name: tuple(keys) for name, keys in self.fields.items()})

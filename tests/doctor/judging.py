@@ -41,7 +41,7 @@ def fix(source, out, named=tuple(RUNTIMES), length=None):
     if source.metadata is not None:
         return as_text(report_of_fixed_gguf(out, fixing.fix_gguf(source, out, None))), 0
     copy = fixing.fix_config(source, out, named, length)
-    return as_text(report_of_fixed_copy(out, copy)), int(bool(copy.recipe.cannot))
+    return as_text(report_of_fixed_copy(out, copy)), int(bool(copy.recipe.misreadings))
 
 
 def row_of(runtime: str, text: str) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 from posenc.doctor.command import Options
 from posenc.files.sealed_json import strict_json
 from posenc.runtimes.families import all_families
-from posenc.runtimes.files.spelling import ROTARY_SHARES
+from posenc.runtimes.files.spelling import ROTARY_SHARE_KEYS
 from posenc.runtimes.known import emulate
 from posenc.runtimes.meaning import meaning_of
 from posenc.runtimes.runtime_facts import Transformers5Facts
@@ -75,7 +75,7 @@ SCOUT = {
 }
 
 
-@pytest.mark.parametrize("key", ROTARY_SHARES)
+@pytest.mark.parametrize("key", ROTARY_SHARE_KEYS)
 def test_a_share_under_another_familys_name_is_seen_where_whole_heads_rotate(key):
     (hit,) = [f for f in judge({**SIMPLE, key: 0.5}) if f.code == "PD043"]
     assert hit.severity == "E" and f"{key} 0.5 is not read for llama" in hit.message
@@ -161,7 +161,7 @@ def test_a_model_that_rotates_nothing_is_not_taken_for_another_family(tmp_path, 
 def flags():
     """(family, key, whether null is taken, too) of every key that a class takes for a flag."""
     for name, line in all_families().items():
-        known = Transformers5Facts.of(line.get("transformers5")).accepts
+        known = Transformers5Facts.of(line.get("transformers5")).checked_keys
         for key in known.booleans:
             yield name, key, False
         for key in known.booleans_or_null:
@@ -221,9 +221,9 @@ def test_no_fix_guesses_the_base_of_a_kind_of_layers(tmp_path):
 
 def test_llama_4_inside_of_its_whole_is_read_by_mlx_lms_llama4_file():
     """mlx-lm's llama4.py scales; its llama4_text.py, for a file without vision, does not."""
-    whole = emulate(SCOUT, names=["mlx-lm"])["mlx-lm"]
-    alone = emulate(LLAMA4, names=["mlx-lm"])["mlx-lm"]
-    meant = meaning_of({**LLAMA4, "attn_temperature_tuning": True}).computed.layers["all"]
-    assert whole.layers["all"].inv_freq == pytest.approx(meant.inv_freq)
-    assert alone.layers["all"].inv_freq != pytest.approx(meant.inv_freq)
+    whole = emulate(SCOUT, runtimes=["mlx-lm"])["mlx-lm"]
+    alone = emulate(LLAMA4, runtimes=["mlx-lm"])["mlx-lm"]
+    meant = meaning_of({**LLAMA4, "attn_temperature_tuning": True}).computed.rotations["all"]
+    assert whole.rotations["all"].inv_freq == pytest.approx(meant.inv_freq)
+    assert alone.rotations["all"].inv_freq != pytest.approx(meant.inv_freq)
     assert whole.without_rotation == (3,)

@@ -16,7 +16,7 @@ from tests.doctor.threads import BASE
 
 SIMPLE = {**BASE, "rope_theta": 10000.0}
 KNOWN = emulate(SIMPLE)["transformers-5"]
-PAIRS = KNOWN.layers["all"].inv_freq
+PAIRS = KNOWN.rotations["all"].inv_freq
 
 
 def answer(at=KNOWN.version, inv_freq=PAIRS, multiplier=1.0, **changes):

@@ -48,7 +48,7 @@ def test_another_network_with_the_same_model_type_is_not_judged(tmp_path):
 @pytest.mark.parametrize("cls", ["", "L", "LForCausalLM", "LlamForCausalLM", "_"])
 def test_the_beginning_of_a_familys_name_is_no_class_of_it(cls):
     plain = {**BASE, "rope_theta": 10000.0, "architectures": [cls]}
-    assert emulate(plain, names=["vllm"])["vllm"].known == "unknown"
+    assert emulate(plain, runtimes=["vllm"])["vllm"].known == "unknown"
     (hit,) = [f for f in judge(plain) if f.code == "PD048"]
     assert f"architectures is {cls or 'an empty name'}, which posenc does not know" in hit.message
 
@@ -62,10 +62,10 @@ def test_the_word_text_may_be_missing_in_a_class():
 def test_what_is_chosen_by_a_class_of_unknown_code_is_not_judged(name):
     plain = {**BASE, "rope_theta": 10000.0}
     by_class = name in ("vllm", "sglang", "llama.cpp")
-    known = emulate({**plain, "architectures": ["FooForCausalLM"]}, names=[name])[name].known
+    known = emulate({**plain, "architectures": ["FooForCausalLM"]}, runtimes=[name])[name].known
     assert known == ("unknown" if by_class else "yes")
     for right in ("LlamaForCausalLM", "LlamaForCausalLMEagle3", "LlamaForSequenceClassification"):
-        assert emulate({**plain, "architectures": [right]}, names=[name])[name].known == "yes"
+        assert emulate({**plain, "architectures": [right]}, runtimes=[name])[name].known == "yes"
 
 
 def test_the_class_of_a_part_is_not_looked_at():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.runtimes.families import WITHOUT_ROTATION, all_families
+from posenc.runtimes.families import FAMILIES_WITHOUT_ROTATION, all_families
 from tests.doctor.threads import BASE
 
 yaml = pytest.importorskip("yaml", reason="comes with pre-commit")
@@ -131,7 +131,7 @@ def test_a_model_without_rotation_cannot_be_fixed(call, repository, tmp_path):
 
 
 def test_no_rotary_family_is_named_as_without_rotation():
-    assert not WITHOUT_ROTATION & all_families().keys()
+    assert not FAMILIES_WITHOUT_ROTATION & all_families().keys()
 
 
 def test_the_pre_commit_hook(repository):

@@ -84,7 +84,7 @@ def is_right(computed, truth):
         return computed.error is not None
     if computed.error is not None:
         return "The size of tensor" in computed.error  # no forward pass was run for the truths
-    ours = [(layer.inv_freq, layer.multiplier) for layer in computed.layers.values()]
+    ours = [(layer.inv_freq, layer.multiplier) for layer in computed.rotations.values()]
     return all(any(alike(a, b) for b in ours) for a in rotations(truth) if a[0])
 
 

@@ -11,7 +11,7 @@ from posenc.doctor.rules import findings
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
 from posenc.runtimes.config_model import model_of
-from posenc.runtimes.files.gguf_metadata import KEYS, read_metadata
+from posenc.runtimes.files.gguf_metadata import KEY_OF_FIELD, read_metadata
 from posenc.runtimes.files.source import load
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
 from posenc.runtimes.known.llama_cpp_converter import converted_metadata
@@ -65,7 +65,7 @@ def test_the_keys_are_read(tmp_path):
     meta = read_metadata(write(tmp_path / "a.gguf", **YARN))
     assert (meta.architecture, meta.head_dim, meta.dimension_count) == ("llama", 16, 16)
     assert (meta.freq_base, meta.original_length, meta.context_length) == (10000, 1024, 4096)
-    got = compute_from_metadata(meta, None).layers["all"]
+    got = compute_from_metadata(meta, None).rotations["all"]
     assert got.inv_freq == pytest.approx(float64_formulas.yarn_frequencies(16, 10000.0, 4.0, 1024))
     assert got.multiplier == pytest.approx(1.1386294)
 
@@ -120,7 +120,7 @@ def test_ignored_keys_become_ones_that_are_read(tmp_path):
     text, code = fix(load(path), tmp_path / "b.gguf", ALL)
     assert code == 0 and "rope_freqs.weight" in text and "- llama.rope.scaling.type" in text
     meta = read_metadata(tmp_path / "b.gguf")
-    got = compute_from_metadata(meta, None).layers["all"]
+    got = compute_from_metadata(meta, None).rotations["all"]
     assert got.inv_freq == pytest.approx(
         float64_formulas.yarn_frequencies(16, 1e4, 4.0, 1024, 64.0, 4.0), rel=1e-6
     )
@@ -137,7 +137,7 @@ def test_a_temperature_alone_keeps_yarn(tmp_path):
     meta = read_metadata(tmp_path / "b.gguf")
     assert meta.scaling_type == "yarn" and meta.rope_freqs is None
     assert meta.attn_factor == pytest.approx(1 / float64_formulas.yarn_attention_factor(4.0))
-    assert compute_from_metadata(meta, None).layers["all"].multiplier == pytest.approx(1.0)
+    assert compute_from_metadata(meta, None).rotations["all"].multiplier == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("number", ["30", "31", "34", "74", "82", "12", "18", "68", "42"])
@@ -213,8 +213,8 @@ def test_the_converters_keys_are_the_recorded_ones():
         meta = converted_metadata(model_of(cell.config))
         assert meta.architecture == recorded["general.architecture"]
         ours = {
-            f"{meta.architecture}.{KEYS[name]}": getattr(meta, name)
-            for name in meta.given & KEYS.keys()
+            f"{meta.architecture}.{KEY_OF_FIELD[name]}": getattr(meta, name)
+            for name in meta.given_fields & KEY_OF_FIELD.keys()
         }
         for key, value in recorded.items():
             if key in ours and not isinstance(value, str):
@@ -295,7 +295,7 @@ def test_the_old_key_of_the_factor_is_read_and_replaced(kind, tmp_path, call):
     for path in (new, both):
         assert call("doctor", old, path)[0] == 0
     plain = compute_from_metadata(read_metadata(write(tmp_path / "a.gguf", **keys)), None)
-    assert compute_from_metadata(read_metadata(old), None).layers != plain.layers
+    assert compute_from_metadata(read_metadata(old), None).rotations != plain.rotations
     for path in (old, both):
         out = tmp_path / f"fixed-{path.name}"
         assert call("doctor", path, "--fix", "--out", out)[0] == 0
@@ -303,7 +303,7 @@ def test_the_old_key_of_the_factor_is_read_and_replaced(kind, tmp_path, call):
     like, out = tmp_path / "config.json", tmp_path / "plain.gguf"
     like.write_text(json.dumps({**BASE, "rope_theta": 10000.0}))
     assert call("doctor", old, "--like", like, "--fix", "--out", out)[0] == 0
-    assert compute_from_metadata(read_metadata(out), None).layers == plain.layers
+    assert compute_from_metadata(read_metadata(out), None).rotations == plain.rotations
 
 
 LONGROPE = {
@@ -352,7 +352,7 @@ def test_the_sentence_about_lost_factors_agrees_with_the_numbers(tmp_path):
     for name, factor in {"a": 1.0, "b": 2.0}.items():
         got = (
             compute_from_metadata(read_metadata(tmp_path / f"{name}.gguf"), None)
-            .layers["all"]
+            .rotations["all"]
             .inv_freq
         )
         wanted = [10000.0 ** (-2 * i / 16) / factor for i in range(8)]
@@ -369,7 +369,7 @@ def test_a_sound_file_with_two_lists_keeps_both(long, architecture, tmp_path, ca
     assert code == 0 and "nothing to change" in said
     for length in (512, 4096):
         before, after = (compute_from_metadata(read_metadata(p), length) for p in (path, out))
-        assert before.layers == after.layers
+        assert before.rotations == after.rotations
     like = tmp_path / "config.json"
     like.write_text(json.dumps({**BASE, "rope_theta": 10000.0}))
     if architecture != "phi3":  # what a config means is not to change with the context

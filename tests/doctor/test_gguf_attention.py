@@ -97,7 +97,7 @@ def test_layers_that_only_predict_further_tokens_are_not_counted(tmp_path):
 
 def test_a_file_that_rotates_nothing_says_so(tmp_path):
     path = write(tmp_path / "a.gguf", "granite", rope__scaling__finetuned=False)
-    assert compute_from_metadata(read_metadata(path), None).layers == {}
+    assert compute_from_metadata(read_metadata(path), None).rotations == {}
     assert run(Options((path,)))[1] == 0
     with pytest.raises(ValueError, match="no layer that rotates"):
         run(Options((path,), fix=True, out=tmp_path / "b.gguf"))
@@ -193,7 +193,7 @@ def test_windowed_layers_of_a_plain_kind_have_no_multiplier(architecture):
         scaling_factor=8.0,
         attn_factor=1.2,
     )
-    layer = compute_from_metadata(meta, None).layers["sliding_attention"]
+    layer = compute_from_metadata(meta, None).rotations["sliding_attention"]
     assert layer.multiplier == 1.0
     assert layer.inv_freq == pytest.approx([10000.0 ** (-2 * i / 16) for i in range(8)])
 
@@ -213,7 +213,7 @@ def test_some_graphs_give_windowed_layers_the_base_of_all(architecture, base):
         freq_base_swa=500.0,
         scaling_factor=2.0,
     )
-    layers = compute_from_metadata(meta, None).layers
+    layers = compute_from_metadata(meta, None).rotations
     pair = (layers.get("sliding_attention") or layers["all"]).inv_freq[1]
     assert min(abs(math.log(pair * f / base ** (-2 / 16))) for f in (1, 2)) < 1e-9
 
@@ -230,7 +230,10 @@ def test_a_missing_base_is_said_and_is_no_mistake(tmp_path):
     bare.write_tensors_to_file()
     bare.close()
     without = read_metadata(tmp_path / "b.gguf")
-    assert compute_from_metadata(without, None).layers == compute_from_metadata(meta, None).layers
+    assert (
+        compute_from_metadata(without, None).rotations
+        == compute_from_metadata(meta, None).rotations
+    )
     said, code = run(Options((tmp_path / "b.gguf",)))
     assert code == 0 and "llama.rope.freq_base is missing: libllama takes 10000" in said
     assert "freq_base is missing" not in run(Options((path,)))[0]

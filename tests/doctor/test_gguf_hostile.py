@@ -224,7 +224,9 @@ def test_a_reader_that_keeps_every_text_is_seen(tmp_path, monkeypatch):
 def test_sizes_of_tensors_are_those_of_the_gguf_package():
     gguf = pytest.importorskip("gguf")
     theirs = {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
-    assert {kind: sizes for kind, sizes in gguf_header.BLOCKS.items() if kind in theirs} == theirs
+    assert {
+        kind: sizes for kind, sizes in gguf_header.BLOCK_SIZES.items() if kind in theirs
+    } == theirs
 
 
 @pytest.mark.parametrize("endian", ["LITTLE", "BIG"])

@@ -42,7 +42,7 @@ def metadata(architecture, **more):
 def test_windowed_layers_have_their_architectures_base_and_scale(architecture, base, factor):
     """gemma3.cpp: 10000 and 1; olmo2.cpp: the full base and 1; openai-moe.cpp: both of the full."""
     meta = metadata(architecture, scaling_factor=8.0, attn_factor=1.2)
-    layers = compute_from_metadata(meta, None).layers
+    layers = compute_from_metadata(meta, None).rotations
     full = layers.get(FULL) or layers["all"]
     assert full.inv_freq == pytest.approx(
         [f / 8 for f in float64_formulas.unscaled_frequencies(16, 1e6)]
@@ -60,7 +60,7 @@ def test_yarns_temperature_stays_with_the_full_layers():
     meta = metadata(
         "gemma3", scaling_type="yarn", scaling_factor=4.0, original_length=1024.0, attn_factor=1.1
     )
-    layers = compute_from_metadata(meta, None).layers
+    layers = compute_from_metadata(meta, None).rotations
     assert layers[FULL].multiplier == pytest.approx(
         1.1 * float64_formulas.yarn_attention_factor(4.0)
     )
@@ -76,7 +76,7 @@ def test_a_file_is_given_the_positions_of_a_config_with_two_kinds(tmp_path):
     assert "gemma3.rope.scaling.type: linear" in text
     meta = read_metadata(out)
     assert (meta.freq_base, meta.freq_base_swa, meta.scaling_factor) == (1e6, 10000.0, 8.0)
-    layers = compute_from_metadata(meta, None).layers
+    layers = compute_from_metadata(meta, None).rotations
     assert layers[FULL].inv_freq == pytest.approx(
         [f / 8 for f in float64_formulas.unscaled_frequencies(16, 1e6)]
     )

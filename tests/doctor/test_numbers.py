@@ -88,8 +88,8 @@ def test_runtimes_read_the_file_as_it_is():
 
     judged = case({**BASE, "rope_base": 500000.0})
     for runtime in ("transformers-4", "transformers-5", "vllm", "sglang", "mlx-lm"):
-        assert judged.computed[runtime].layers["all"].inv_freq[1] == 10000.0 ** (-2 / 16)
-    assert judged.meaning.computed.layers["all"].inv_freq[1] == 500000.0 ** (-2 / 16)
+        assert judged.computed[runtime].rotations["all"].inv_freq[1] == 10000.0 ** (-2 / 16)
+    assert judged.meaning.computed.rotations["all"].inv_freq[1] == 500000.0 ** (-2 / 16)
 
 
 def test_a_cure_says_who_is_right_and_which_key():

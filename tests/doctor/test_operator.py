@@ -85,7 +85,9 @@ def test_a_text_that_loops_gets_the_scaling_of_the_card_and_a_line_for_each_serv
         given = json.loads(shlex.split(lines[server])[1])
         served = config_after_override(QWEN3, given, server)
         computed = emulate(served, 131072, [server])[server]
-        assert computed.error is None and computed.layers["all"].inv_freq == pytest.approx(wanted)
+        assert computed.error is None and computed.rotations["all"].inv_freq == pytest.approx(
+            wanted
+        )
         assert not too_long(intended_config(QWEN3, given))
     said, code = screen(tmp_path, QWEN3, length=65536)
     assert code == 1 and "PD039" not in said and "would allow it" not in said
@@ -116,7 +118,7 @@ def test_the_scaling_of_a_hybrid_keeps_what_its_rope_dict_has(inside):
         served = config_after_override(config, given, server)
         computed = emulate(served, 1_000_000, [server])[server]
         assert computed.error is None and computed.max_length == 1048576
-        assert computed.layers["all"].inv_freq == pytest.approx(wanted)
+        assert computed.rotations["all"].inv_freq == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)

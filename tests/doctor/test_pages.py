@@ -14,7 +14,7 @@ from posenc.doctor.rules import RULES, findings
 from posenc.runtimes.config_model import language_model_key, model_of
 from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.files.source import Source, load
-from posenc.runtimes.files.spelling import ABOUT_POSITIONS
+from posenc.runtimes.files.spelling import KEY_ABOUT_POSITIONS
 from tests.doctor.judging import judge, run
 
 PAGES = Path(__file__).parents[2] / "posenc/doctor/pages"
@@ -50,7 +50,9 @@ def complete(text):
     """The example with the sizes that mlx-lm wants and that a page leaves out."""
     config = json.loads(text)
     facts = model_of(config).facts
-    needs = [k for k in facts.get("mlx_lm", {}).get("needs", ()) if not ABOUT_POSITIONS.search(k)]
+    needs = [
+        k for k in facts.get("mlx_lm", {}).get("needs", ()) if not KEY_ABOUT_POSITIONS.search(k)
+    ]
     sizes = {key: facts["defaults"].get(key, 1) for key in needs}
     inner = language_model_key(config)
     if inner:  # mlx-lm hands on nothing but this part
@@ -82,7 +84,7 @@ def metadata(text: str) -> Metadata:
         given[names.get(name, name)] = json.loads(value)
     given.setdefault("context_length", 4096)
     meta = Metadata("llama", dimension_count=64, head_dim=64, num_layers=2, **given)
-    return replace(meta, given=frozenset(given))
+    return replace(meta, given_fields=frozenset(given))
 
 
 @pytest.mark.parametrize("code", GGUF_FILES)

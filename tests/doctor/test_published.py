@@ -94,22 +94,22 @@ def test_servers_read_the_longrope_of_minicpm3_as_of_any_model():
     for server in ("vllm", "sglang"):
         got = emulate(raw)[server]
         assert (got.error, got.softmax_scale) == (None, meant.softmax_scale)
-        assert got.layers["all"].inv_freq == pytest.approx(meant.layers["all"].inv_freq)
+        assert got.rotations["all"].inv_freq == pytest.approx(meant.rotations["all"].inv_freq)
 
 
 def test_dynamic_names_no_runtime_that_is_not_known():
     dynamic = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}
     raw = {**SIZES, "model_type": "hunyuan_v1_dense", "head_dim": 16, "rope_scaling": dynamic}
     assert not [f for f in judge(raw) if f.code == "PD025" and "vllm" in f.message]
-    assert emulate({**raw, "partial_rotary_factor": 0.5})["transformers-5"].layers == (
-        emulate(raw)["transformers-5"].layers
+    assert emulate({**raw, "partial_rotary_factor": 0.5})["transformers-5"].rotations == (
+        emulate(raw)["transformers-5"].rotations
     )
 
 
 def test_a_null_share_of_minimax_m2_is_the_whole_head():
     raw = {**SIZES, "model_type": "minimax_m2", "head_dim": 16, "rotary_dim": 8}
     got = emulate({**raw, "partial_rotary_factor": None})["transformers-5"]
-    assert len(got.layers["all"].inv_freq) == 8
+    assert len(got.rotations["all"].inv_freq) == 8
 
 
 @pytest.mark.parametrize("count", [0, -4])
@@ -120,5 +120,5 @@ def test_no_head_of_keys_is_an_error(count):
 def test_null_is_no_scaling_where_transformers_4_does_not_replace_it():
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32, "num_hidden_layers": 2}
     raw = {"model_type": "gpt_oss", **sizes, "rope_scaling": None}
-    (layer, *_) = emulate(raw)["transformers-4"].layers.values()
+    (layer, *_) = emulate(raw)["transformers-4"].rotations.values()
     assert layer.multiplier == 1

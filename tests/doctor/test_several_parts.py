@@ -60,7 +60,7 @@ def test_a_key_that_the_family_does_not_read_holds_no_language_model(tmp_path, k
 
 def test_a_text_config_in_a_plain_family_is_not_read(tmp_path):
     raw = {"model_type": "llama", "text_config": {**SIZES, "rope_theta": 1e4}}
-    assert len(meaning_of(raw).computed.layers["all"].inv_freq) == 64  # the class's own sizes
+    assert len(meaning_of(raw).computed.rotations["all"].inv_freq) == 64  # the class's own sizes
     said, code = doctor(tmp_path, raw)
     assert code == 1 and "rope_theta 10000.0 stands in text_config, where it is not read" in said
     said, code = doctor(tmp_path, {**LLAMA, "text_config": {**SIZES, "rope_theta": 1e4}})
@@ -95,7 +95,7 @@ def test_a_family_that_takes_any_language_model_reads_it_as_transformers_does(ou
         model, real = model_of(raw), real_text(raw)
         assert model.model_type == real.model_type == inner
         assert model.head_dim == real.hidden_size // real.num_attention_heads == 16
-        layer = emulate(raw)["transformers-5"].layers["all"]
+        layer = emulate(raw)["transformers-5"].rotations["all"]
         assert layer.inv_freq[1] == real.rope_parameters["rope_theta"] ** (-1 / 8)
     del own["model_type"]
     assert model_of(raw).model_type == real_text(raw).model_type == all_families()[outer]["text"]

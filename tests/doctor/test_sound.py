@@ -50,7 +50,7 @@ def sound():
         meaning = meaning_of(raw)
         parameters = {kind: dict(p) for kind, p in meaning.parameters.items()}
         if "mrope_section" in (facts.get("transformers4") or {}).get("required", ()):
-            pairs = len(meaning.computed.layers["all"].inv_freq)
+            pairs = len(meaning.computed.rotations["all"].inv_freq)
             parameters["all"]["mrope_section"] = [pairs - 2 * (pairs // 3), *[pairs // 3] * 2]
         found[name] = config_in_both_dialects(raw, meaning, parameters, meaning.max_length)
     return found

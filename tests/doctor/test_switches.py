@@ -51,7 +51,7 @@ def longrope(short, long, original=4096):
 )
 def test_switch_says_whether_the_numbers_change_at_any_length_admitted(runtime, config, expected):
     emulate = RUNTIMES[runtime]
-    got = {n: emulate(config, n).layers for n in (2, 4096, 4097, 8192, 16385, 40000)}
+    got = {n: emulate(config, n).rotations for n in (2, 4096, 4097, 8192, 16385, 40000)}
     if runtime != "vllm":  # which is started for one length
         changes = any(layers != got[2] for layers in got.values())
         assert changes == (expected == "length")
@@ -89,7 +89,7 @@ def test_no_runtime_is_called_static_whose_numbers_change(runtime, kind, family,
     config["rope_scaling"] = {"rope_type": kind, **SETTINGS[kind]}
     answers = [RUNTIMES[runtime](config, n) for n in (4, 1024, 1025, 4096, 4097, 16385, 40000)]
     computed = [answer for answer in answers if answer.is_known and answer.error is None]
-    if any(answer.layers != computed[0].layers for answer in computed):
+    if any(answer.rotations != computed[0].rotations for answer in computed):
         assert {answer.switch for answer in computed} != {"static"}
 
 

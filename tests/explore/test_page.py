@@ -355,7 +355,7 @@ def test_page_says_of_runtimes_what_the_emulators_compute_or_nothing(page, confi
             if kind == "refuses":
                 assert answer["why"] == reason(real.error), (name, config)
             if kind == "computes":
-                (layer,) = real.layers.values()
+                (layer,) = real.rotations.values()
                 assert answer["freq"] == pytest.approx(layer.inv_freq, rel=1e-6), (name, config)
                 assert answer["scale"] == pytest.approx(layer.multiplier, rel=1e-9), (name, config)
                 assert answer["limit"] == real.max_length, (name, config)

@@ -23,7 +23,7 @@ from posenc.files.sealed_json import unseal
 from posenc.hf.restart_state import read_sealed
 from posenc.runtimes.files.gguf_metadata import read_metadata
 from posenc.runtimes.files.json_object import read_json
-from posenc.runtimes.files.model_folder import read_header
+from posenc.runtimes.files.model_folder import read_safetensors_header
 from posenc.runtimes.files.source import load
 from tests.doctor.test_gguf_hostile import ARRAY, SOUND, STRING, U32, header, text
 from tests.files.test_hostile_writers import TRIAL
@@ -36,7 +36,7 @@ def result(path):
 READERS = {
     "config": ("config.json", load),
     "JSON": ("a.json", read_json),
-    "safetensors": ("model.safetensors", read_header),
+    "safetensors": ("model.safetensors", read_safetensors_header),
     "study": ("study.json", lambda path: report_runs([path.parent])),
     "result": ("result.json", result),
     "trial": ("config.json", lambda path: read_trial(path.parent)),
@@ -105,7 +105,7 @@ JSON_READERS = {
     "study": ("study.json", lambda path: report_runs([path.parent])),
     "result": ("result.json", result),
     "sealed": ("a.json", lambda path: unseal(path.read_text())),
-    "safetensors": ("model.safetensors", read_header),
+    "safetensors": ("model.safetensors", read_safetensors_header),
 }
 
 
@@ -273,7 +273,7 @@ def test_a_tensor_ends_inside_of_its_file(home, place):
     path = home / "model.safetensors"
     path.write_bytes(struct.pack("<Q", len(written)) + written + bytes(8))
     with pytest.raises(ValueError, match="'a' has no place, or one that ends outside"):
-        read_header(path)
+        read_safetensors_header(path)
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 1 << 26, 1 << 63])
@@ -281,14 +281,14 @@ def test_a_header_is_not_longer_than_its_file(home, size):
     path = home / "model.safetensors"
     path.write_bytes(struct.pack("<Q", size) + b"{}")
     with pytest.raises(ValueError, match=f"a header of {size} bytes"):
-        read_header(path)
+        read_safetensors_header(path)
 
 
 def test_a_sound_header_is_read(home):
     written = json.dumps({"a": TENSOR, "__metadata__": {"format": "pt"}}).encode()
     path = home / "model.safetensors"
     path.write_bytes(struct.pack("<Q", len(written)) + written + bytes(8))
-    assert read_header(path) == ({"a": TENSOR}, 8 + len(written))
+    assert read_safetensors_header(path) == ({"a": TENSOR}, 8 + len(written))
 
 
 BIG = b"GGUF" + struct.pack(">IQQ", 3, 0, 1) + struct.pack(">Q", 1) + b"x"

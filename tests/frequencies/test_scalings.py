@@ -11,7 +11,7 @@ from posenc.frequencies.scalings.lookup import ROPE_TYPES, SCALINGS
 from posenc.frequencies.scalings.scaling import RopeType, Scaling, rope_frequencies
 from posenc.hf.rope_settings import RopeSetting, rope_parameters
 from posenc.runtimes.known import transformers5
-from posenc.runtimes.known.transformers5_rope_dicts import NEEDED, STRETCHED
+from posenc.runtimes.known.transformers5_rope_dicts import NEEDED_KEYS, STRETCHING_TYPES
 
 NUMBERS = {"factor": 4.0, "original_max_positions": 512, "p": 0.5}
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
@@ -52,10 +52,10 @@ def test_a_config_that_was_written_is_read_as_the_same_scaling(scaling: type[Sca
         assert rope_frequencies(16, 1e4, read, length) == expected
 
 
-@pytest.mark.parametrize("rope_type", [r for r in ROPE_TYPES.values() if r.name in NEEDED])
+@pytest.mark.parametrize("rope_type", [r for r in ROPE_TYPES.values() if r.name in NEEDED_KEYS])
 def test_a_type_has_the_keys_that_transformers_needs(rope_type: RopeType):
-    assert set(rope_type.required) == set(NEEDED[rope_type.name])
-    assert rope_type.has_original_length is (rope_type.name in STRETCHED)
+    assert set(rope_type.required) == set(NEEDED_KEYS[rope_type.name])
+    assert rope_type.has_original_length is (rope_type.name in STRETCHING_TYPES)
 
 
 @pytest.mark.parametrize("scaling", [s for s in SCALINGS.values() if s.extend_method is not None])

@@ -170,7 +170,7 @@ def test_exports_say_the_same_to_readers_of_both_dialects(checkpoint):
         config = recipe.config
         check_rotary_keys(config)
         assert "auto_map" not in config
-        assert not {"transformers-4", "transformers-5"} & recipe.cannot.keys()
+        assert not {"transformers-4", "transformers-5"} & recipe.misreadings.keys()
         again = type(checkpoint.config)(**{k: v for k, v in config.items() if k != "model_type"})
         old = {k: v for k, v in config.items() if k not in ("model_type", "rope_parameters")}
         for read in (again, type(checkpoint.config)(**old)):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc.runtimes.families import ALTERNATING, CONTIGUOUS
+from posenc.runtimes.families import FAMILIES_ALTERNATING_AXES, FAMILIES_OF_CONTIGUOUS_AXES
 from tests.hf_models import transformers
 
 FOLDER = Path(transformers.__file__).parent / "models"
@@ -105,7 +105,7 @@ def test_scores_are_those_of_the_familys_own_functions(family):
 
 @pytest.mark.quick(17)  # every family once, with and without the key
 @pytest.mark.parametrize("interleaved", [None, True, False])
-@pytest.mark.parametrize("family", sorted(ALTERNATING | CONTIGUOUS))
+@pytest.mark.parametrize("family", sorted(FAMILIES_ALTERNATING_AXES | FAMILIES_OF_CONTIGUOUS_AXES))
 def test_axes_are_those_of_the_family_whatever_mrope_interleaved_says(family, interleaved):
     """transformers does not read the key."""
     try:

@@ -6,7 +6,7 @@ from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
 from posenc.runtimes.disagreement import disagreement
 
 MEANT = ComputedPositions(
-    layers={"all": LayerRotation((1.0, 0.01))}, softmax_scale=0.5, without_rotation=(1, 3)
+    rotations={"all": LayerRotation((1.0, 0.01))}, softmax_scale=0.5, without_rotation=(1, 3)
 )
 
 
@@ -18,7 +18,7 @@ def test_layers_are_named_that_rotate_or_rest_against_the_meaning():
 
 
 def test_a_number_that_differs_is_told_with_the_one_meant():
-    slower = replace(MEANT, layers={"all": LayerRotation((1.0, 0.005))})
+    slower = replace(MEANT, rotations={"all": LayerRotation((1.0, 0.005))})
     assert disagreement(slower, MEANT) == (
         "pair 1 rotates by 0.005 radians per position, 0.01 is meant"
     )

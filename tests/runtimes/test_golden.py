@@ -16,7 +16,7 @@ def assert_reproduced(cell, emulate):
     got = emulate(cell.config, None)
     if cell.error is not None:
         assert got.error, f"expected a refusal: {cell.error}"
-        assert not got.layers
+        assert not got.rotations
         return
     assert got.error is None
     assert_switch(cell, emulate, got.switch)
@@ -31,7 +31,7 @@ def assert_switch(cell, emulate, switch):
     static among those may change beyond."""
     if switch == "length" and cell.switch == "static":
         longest = cell.config["max_position_embeddings"]
-        short, long, beyond = (emulate(cell.config, n).layers for n in (1, longest, 2 * longest))
+        short, long, beyond = (emulate(cell.config, n).rotations for n in (1, longest, 2 * longest))
         assert short == long != beyond
     elif switch == "static" and cell.switch == "start":
         numbers = {repr((row.inv_freq, row.multiplier)) for row in cell.rows}
@@ -44,10 +44,10 @@ def assert_row(row, cell, got):
     if isinstance(row.layers, int) and not row.inv_freq:
         assert row.layers in got.without_rotation
         return
-    kinds = row.kinds(list(got.layers), cell.config.get("layer_types", []))
-    assert kinds, f"no layers like {row.layers} in {list(got.layers)}"
+    kinds = row.kinds(list(got.rotations), cell.config.get("layer_types", []))
+    assert kinds, f"no layers like {row.layers} in {list(got.rotations)}"
     for kind in kinds:
-        layer = got.layers[kind]
+        layer = got.rotations[kind]
         assert layer.inv_freq == pytest.approx(row.inv_freq, rel=1e-6, abs=1e-25), row
         assert layer.multiplier == pytest.approx(row.multiplier, rel=1e-6), row
 
@@ -109,13 +109,13 @@ def test_a_wrong_emulator_is_seen():
         return lambda *args: dataclasses.replace(emulate(*args), **changes)
 
     right = emulate(cell.config, None)
-    layer = right.layers["all"]
+    layer = right.rotations["all"]
     f = layer.inv_freq
     slower = dataclasses.replace(layer, inv_freq=(*f[:-1], f[-1] * (1 + 2e-6)))
     hotter = dataclasses.replace(layer, multiplier=layer.multiplier * (1 + 2e-6))
     for changes in (
-        {"layers": {"all": slower}},
-        {"layers": {"all": hotter}},
+        {"rotations": {"all": slower}},
+        {"rotations": {"all": hotter}},
         {"softmax_scale": float("nan")},
         {"switch": "start"},
         {"softmax_scale": 0.25001},
@@ -131,6 +131,6 @@ def test_a_wrong_emulator_is_seen():
 def test_mlx_lm_assumes_an_original_length_of_4096():
     """The golden heads are too small to tell 4096 from 2048."""
     raw = {**config("09_"), "head_dim": 128}
-    got = RUNTIMES["mlx-lm"](raw, None).layers["all"].inv_freq
+    got = RUNTIMES["mlx-lm"](raw, None).rotations["all"].inv_freq
     assert got == pytest.approx(yarn_frequencies(128, 10000.0, 4.0, 4096))
     assert got != pytest.approx(yarn_frequencies(128, 10000.0, 4.0, 2048))

@@ -16,8 +16,8 @@ from posenc.runtimes.known.mlx_lm import MlxLmFacts
 from posenc.runtimes.known.transformers4 import Transformers4Facts
 from posenc.runtimes.known.vllm import VllmFacts
 from posenc.runtimes.runtime_facts import (
+    CheckedKeys,
     ConfigFacts,
-    Fields,
     RuntimeFacts,
     Transformers5Facts,
 )
@@ -32,7 +32,8 @@ KINDS: dict[str, type[RuntimeFacts]] = {
     "llama.cpp": LlamaCppFacts,
 }
 MOST_FIELDS = 40
-"""Distinct typed fields over all runtimes, with those of `Fields`; an inherited one counts once."""
+"""Distinct typed fields over all runtimes, with those of `CheckedKeys`; an inherited one counts
+once."""
 USUAL = ("rope_theta", "partial_rotary_factor")
 """Fields that a line may state though they have their default."""
 
@@ -49,7 +50,9 @@ def test_every_runtime_has_a_kind_of_facts():
 
 
 def test_there_are_few_fields():
-    names = {field.name for kind in [*KINDS.values(), Fields] for field in dataclasses.fields(kind)}
+    names = {
+        field.name for kind in [*KINDS.values(), CheckedKeys] for field in dataclasses.fields(kind)
+    }
     assert len(names) <= MOST_FIELDS
 
 
@@ -58,7 +61,9 @@ def test_every_key_is_a_field(runtime):
     for line in lines_of(runtime):
         facts = KINDS[runtime].of(line)
         if isinstance(facts, Transformers5Facts):
-            assert facts.accepts == Fields(**{k: tuple(v) for k, v in facts.fields.items()})
+            assert facts.checked_keys == CheckedKeys(
+                **{k: tuple(v) for k, v in facts.fields.items()}
+            )
 
 
 def test_a_key_that_is_no_field_is_an_error():
@@ -67,7 +72,7 @@ def test_a_key_that_is_no_field_is_an_error():
     with pytest.raises(TypeError, match="flat"):
         VllmFacts.of({"flat": []})  # another runtime's
     with pytest.raises(TypeError, match="integer"):
-        _ = Transformers5Facts.of({"fields": {"integer": ["hidden_size"]}}).accepts
+        _ = Transformers5Facts.of({"fields": {"integer": ["hidden_size"]}}).checked_keys
 
 
 @pytest.mark.parametrize("runtime", KINDS)
@@ -88,7 +93,7 @@ def test_every_field_is_used_and_none_has_its_default(runtime):
 def test_every_field_has_a_docstring(module):
     tree = ast.parse(inspect.getsource(module))
     for kind in (node for node in tree.body if isinstance(node, ast.ClassDef)):
-        if not kind.name.endswith(("Facts", "Fields")):
+        if not kind.name.endswith(("Facts", "CheckedKeys")):
             continue
         for statement, after in zip(kind.body, kind.body[1:], strict=False):
             if isinstance(statement, ast.AnnAssign):
@@ -120,7 +125,7 @@ def test_the_files_are_as_their_writer_writes_them(tmp_path, monkeypatch):
         json.loads(path.read_text(encoding="utf-8"))
 
 
-CLASS = Fields(
+CLASS = CheckedKeys(
     integers=("hidden_size",),
     integers_or_null=("head_dim",),
     needed_integers=("width",),

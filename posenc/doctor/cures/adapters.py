@@ -8,7 +8,7 @@ from posenc.files.folders import new_folder
 from posenc.runtimes.config_model import model_of
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.model_folder import path_inside
-from posenc.runtimes.files.source import ADAPTER_CONFIG, Source, load
+from posenc.runtimes.files.source import ADAPTER_CONFIG_FILE, Source, load
 from posenc.runtimes.meaning import meaning_of, path_in_errors, require_known_family
 from posenc.runtimes.weights.fold import adapter_rows_to_scale, scale_rows
 from posenc.runtimes.weights.rows import permute_folder
@@ -44,8 +44,8 @@ def fix_adapter(
         meaning = meaning_of(base_source.config, length)
     require_static(meaning, length)
     model = meaning.model
-    recipe = best_recipe(base_source.raw, meaning, named_runtimes, fold=True, versions=versions)
-    if recipe.folded == 1:
+    recipe = best_recipe(base_source.raw, meaning, named_runtimes, may_fold=True, versions=versions)
+    if recipe.folded_multiplier == 1:
         raise ValueError(
             f"--fix folds nothing into the weights of {base_source.folder}: the adapter fits as it "
             "is."
@@ -54,7 +54,7 @@ def fix_adapter(
     with new_folder(out) as folder:
         copy_files(adapter, folder)
         rows = adapter_rows_to_scale(folder, base_source.folder, model)
-        factor = recipe.folded**2
+        factor = recipe.folded_multiplier**2
         changed_tensors = scale_rows(rows, model, factor)
     return ScaledAdapter(len(changed_tensors), factor)
 
@@ -77,7 +77,7 @@ def _load_base_model(adapter: Path, like: Path | None) -> Source:
 
     Raises: ValueError where the adapter is not plain LoRA, or `like` is not given or has no config.
     """
-    adapter_config = read_json(path_inside(adapter, ADAPTER_CONFIG, "its listing"))
+    adapter_config = read_json(path_inside(adapter, ADAPTER_CONFIG_FILE, "its listing"))
     adapter_type = adapter_config.get("peft_type", "LORA")
     if adapter_type != "LORA" or adapter_config.get("use_dora"):
         raise ValueError(

@@ -48,6 +48,6 @@ def _without_folded_share(meant: ComputedPositions, folded_share: float) -> Comp
     multiplied into the weights of q."""
     layers = {
         kind: LayerRotation(layer.inv_freq, layer.multiplier / folded_share)
-        for kind, layer in meant.layers.items()
+        for kind, layer in meant.rotations.items()
     }
-    return replace(meant, layers=layers)
+    return replace(meant, rotations=layers)

@@ -16,13 +16,13 @@ from posenc.runtimes.disagreement import differences_of_rotation
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.source import Source, load
 from posenc.runtimes.files.spelling import (
-    DICTS,
-    DRAFT_LAYERS,
-    ROTARY_BASES,
-    ROTARY_SHARES,
+    DRAFT_LAYERS_KEY,
+    ROPE_DICT_KEYS,
+    ROTARY_BASE_KEYS,
+    ROTARY_SHARE_KEYS,
     require_understood_keys,
 )
-from posenc.runtimes.known import AS_READ, emulate
+from posenc.runtimes.known import VERSIONS_AS_READ, emulate
 from posenc.runtimes.known.llama_cpp import sliding_base
 from posenc.runtimes.meaning import Meaning, meaning_of, path_in_errors
 from posenc.runtimes.position_record import record_of
@@ -38,7 +38,7 @@ from posenc.runtimes.writers.recipes import (
 )
 
 CONFIG_FILE = "config.json"
-KEYS_OF_SHARES = ("partial_rotary_factor", *ROTARY_SHARES)
+KEYS_OF_SHARES = ("partial_rotary_factor", *ROTARY_SHARE_KEYS)
 FACTORS_TO_TRY = (0.5, 3.0, 100.0)
 """Factors by which a number is changed to see whether it is read: it is if one of them changes the
 rotation. Several, since ramps round to whole pairs, so that a small change may change nothing."""
@@ -101,7 +101,7 @@ def fix_config(
     out: Path,
     named_runtimes: tuple[str, ...],
     length: int | None = None,
-    versions: Mapping[str, str] = AS_READ,
+    versions: Mapping[str, str] = VERSIONS_AS_READ,
     ask: AskAboutCopy | None = None,
 ) -> FixedCopy:
     """Write a copy of a config, and of the weights beside it.
@@ -119,7 +119,7 @@ def fix_config(
         _with_flags_as_booleans(source.raw, meaning.model),
         meaning,
         named_runtimes,
-        fold=not why_not_folded,
+        may_fold=not why_not_folded,
         versions=versions,
     )
     unread_numbers = _unread_numbers_of_rope_dicts(source.config, meaning, length)
@@ -150,7 +150,7 @@ def _with_flags_as_booleans(raw: Mapping[str, Any], model: Model) -> dict[str, A
     config_copy = copy.deepcopy(dict(raw))
     inner_key = language_model_key(raw)
     part = config_copy[inner_key] if inner_key else config_copy
-    for key, value in [*model.modern.accepts.refused_booleans(part)]:
+    for key, value in [*model.transformers5_facts.checked_keys.refused_booleans(part)]:
         part[key] = bool(value)
     return config_copy
 
@@ -176,7 +176,7 @@ def _require_fixable(source: Source, meaning: Meaning, length: int | None) -> No
     require_static(meaning, length)
     require_understood_keys(source.config, meaning.model)
     require_no_guess(source, meaning, "--fix writes nothing")
-    if not meaning.computed.layers:
+    if not meaning.computed.rotations:
         raise ValueError(f"{meaning.model.model_type} rotates no layer; there is nothing to fix.")
     with path_in_errors(source.path):
         strict_json(source.raw)  # what JSON lacks is not written through
@@ -215,7 +215,7 @@ def _language_model_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _flat_rope_dicts(part: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the flat rope dicts with their names: those nested in a dict, else the dict itself."""
-    for name in DICTS:
+    for name in ROPE_DICT_KEYS:
         rope_dict = part.get(name)
         if not isinstance(rope_dict, Mapping):
             continue
@@ -250,12 +250,12 @@ def _require_no_guessed_base(config: Mapping[str, Any], meaning: Meaning, refuse
 
     refused: what is not done, for the message.
     """
-    default_dicts = meaning.model.modern.dicts_by_kind or {}
+    default_dicts = meaning.model.transformers5_facts.dicts_by_kind or {}
     if len({p["rope_theta"] for p in default_dicts.values() if p}) != 1:
         return  # such a class has a base of its own for each kind
     part = _language_model_part(config)
     rope_dicts = [p for _, p in _flat_rope_dicts(part)]
-    stated_bases = [part.get(key) for key in ("rope_theta", *ROTARY_BASES)]
+    stated_bases = [part.get(key) for key in ("rope_theta", *ROTARY_BASE_KEYS)]
     stated_bases += [p.get("rope_theta") for p in rope_dicts]
     bases = {float(base) for base in stated_bases if isinstance(base, int | float)}
     for kind, p in meaning.parameters.items():
@@ -293,7 +293,9 @@ def _write_and_prove(
     num_folded = 0
     with new_folder(out) as folder:
         if source.path.name == CONFIG_FILE:
-            files_left_behind = copy_files(source.folder, folder, leave=frozenset({CONFIG_FILE}))
+            files_left_behind = copy_files(
+                source.folder, folder, names_to_leave=frozenset({CONFIG_FILE})
+            )
         if any(folder.glob("*.safetensors")):
             from posenc.runtimes.weights.rows import check_and_describe_weights
 
@@ -301,20 +303,24 @@ def _write_and_prove(
                 f", {check_and_describe_weights(folder, meaning.model)}"  # of what was copied
             )
         write_config(folder / CONFIG_FILE, without_code)
-        if recipe.folded != 1:
+        if recipe.folded_multiplier != 1:
             from posenc.runtimes.weights.fold import fold_multiplier
 
-            num_folded = len(fold_multiplier(folder, meaning.model, recipe.folded))
+            num_folded = len(fold_multiplier(folder, meaning.model, recipe.folded_multiplier))
         config = read_json(folder / CONFIG_FILE)
         _require_same_frequencies(config, meaning, length)
         misreading = misreading_runtimes(
-            config, meaning, named_runtimes, folded=recipe.folded, versions=versions
+            config,
+            meaning,
+            named_runtimes,
+            folded_multiplier=recipe.folded_multiplier,
+            versions=versions,
         )
-        if set(misreading) != set(recipe.cannot):
+        if set(misreading) != set(recipe.misreadings):
             raise RuntimeError(f"not written, the proof failed: {misreading}")
         answers = {} if ask is None else ask(config)
         proved_by_answer = runtimes_that_answered(
-            answers, meaning.computed, misreading, recipe.folded
+            answers, meaning.computed, misreading, recipe.folded_multiplier
         )
     return Proof(
         config,
@@ -339,8 +345,8 @@ def _require_same_frequencies(
     """Raise ValueError if the copy, judged by itself, means other frequencies than the file: the
     doctor would then call what its runtimes misread "as meant". (Its multiplier may be another,
     where a temperature is folded into q.)"""
-    copied_layers = meaning_of(written_config, length).computed.layers
-    for kind, layer in meaning.computed.layers.items():
+    copied_layers = meaning_of(written_config, length).computed.rotations
+    for kind, layer in meaning.computed.rotations.items():
         copied_layer = copied_layers.get(kind)
         if copied_layer is None or _rotates_otherwise(copied_layer, layer):
             raise ValueError(
@@ -396,12 +402,12 @@ def _unread_numbers_of_rope_dicts(
 
 def _has_both_rope_dicts(part: Mapping[str, Any]) -> bool:
     """Return True if both rope dicts are given: they say the same, or --fix refuses the file."""
-    return all(part.get(name) for name in DICTS)
+    return all(part.get(name) for name in ROPE_DICT_KEYS)
 
 
 def _numbers_of_rope_dicts(part: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the place and value of each number, and of each list, in the rope dicts."""
-    for name in DICTS:
+    for name in ROPE_DICT_KEYS:
         rope_dict = part.get(name)
         if isinstance(rope_dict, Mapping):
             yield from _numbers_of_one_rope_dict(rope_dict, (name,))
@@ -465,7 +471,7 @@ def _advice_to_convert_first(
     if source.spelling == "speculators":
         return (
             f"{source.path} is the config of a draft model, which --fix does not write. Put these "
-            f"rotary keys into its {DRAFT_LAYERS}: {json.dumps(rotary_keys)}"
+            f"rotary keys into its {DRAFT_LAYERS_KEY}: {json.dumps(rotary_keys)}"
         )
     return (
         f"{source.path} is in {source.spelling}'s words, and so are the names and rows of its "
@@ -491,9 +497,9 @@ def fix_gguf(source: Source, out: Path, like: Path | None) -> FixedGguf:
     if like is None:
         with path_in_errors(source.path):
             wanted_positions = gguf_edit.meaning_of_metadata(meta)
-        bases = dict.fromkeys(wanted_positions.layers, meta.freq_base)
-        if gguf_edit.SLIDING in bases:
-            bases[gguf_edit.SLIDING] = sliding_base(meta)
+        bases = dict.fromkeys(wanted_positions.rotations, meta.freq_base)
+        if gguf_edit.SLIDING_KIND in bases:
+            bases[gguf_edit.SLIDING_KIND] = sliding_base(meta)
     else:
         like_source = load(like)
         if like_source.metadata is not None:

@@ -9,9 +9,9 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from posenc.runtimes.config_model import OUTSIDE, language_model_key
-from posenc.runtimes.files.spelling import DICTS
-from posenc.runtimes.meaning import OLD_NAMES, differing_keys
+from posenc.runtimes.config_model import KEYS_OF_LANGUAGE_MODEL, language_model_key
+from posenc.runtimes.files.spelling import ROPE_DICT_KEYS
+from posenc.runtimes.meaning import NEW_TYPE_BY_OLD, differing_keys
 
 TYPE_KEYS = ("type", "rope_type")
 INSIDE_OR_OUTSIDE = ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor")
@@ -46,7 +46,7 @@ def contradictions(config: Mapping[str, Any]) -> Iterator[Contradiction]:
     ):
         if set(differing_keys(older_dict, newer_dict, part)) - {"rope_theta"}:
             yield Contradiction(((*prefix, "rope_scaling"), (*prefix, "rope_parameters")))
-    for name in DICTS:
+    for name in ROPE_DICT_KEYS:
         p = part.get(name)
         if isinstance(p, Mapping) and _types_differ(p):
             yield Contradiction(tuple((*prefix, name, key) for key in TYPE_KEYS))
@@ -61,7 +61,7 @@ def _two_levels(config: Mapping[str, Any], inner_key: str) -> Iterator[Contradic
     """Yield a contradiction for each key that stands beside the language model's own config and has
     another value in it, or none. inner: the key of that config, such as text_config; empty without
     one."""
-    for key in OUTSIDE if inner_key else ():
+    for key in KEYS_OF_LANGUAGE_MODEL if inner_key else ():
         if config.get(key) is not None and config[key] != config[inner_key].get(key):
             inner_paths = ((inner_key, key),) if config[inner_key].get(key) is not None else ()
             yield Contradiction(((key,), *inner_paths))
@@ -72,14 +72,16 @@ def _types_differ(p: Mapping[str, Any]) -> bool:
     older_type, newer_type = (p.get(key) for key in TYPE_KEYS)
     if older_type is None or newer_type is None:
         return False
-    return OLD_NAMES.get(older_type, older_type) != OLD_NAMES.get(newer_type, newer_type)
+    return NEW_TYPE_BY_OLD.get(older_type, older_type) != NEW_TYPE_BY_OLD.get(
+        newer_type, newer_type
+    )
 
 
 def _places(part: Mapping[str, Any], prefix: KeyPath, key: str) -> Iterator[KeyPath]:
     """Yield the paths at which a key is, next to the rope dicts and in those that are flat."""
     if part.get(key) is not None:
         yield (*prefix, key)
-    for name in DICTS:
+    for name in ROPE_DICT_KEYS:
         p = part.get(name)
         if isinstance(p, Mapping) and p.get(key) is not None:
             yield (*prefix, name, key)
@@ -133,7 +135,7 @@ def _set_every_place(config: dict[str, Any], path: KeyPath, contradiction: Contr
         if other_path == path:
             continue
         holder = _value_at(config, other_path[:-1]) if other_path[:-1] else config
-        if key in DICTS and other_path[-1] != key:
+        if key in ROPE_DICT_KEYS and other_path[-1] != key:
             _keep_base(holder, holder[other_path[-1]])
             del holder[other_path[-1]]
         elif key in TYPE_KEYS:
@@ -141,7 +143,7 @@ def _set_every_place(config: dict[str, Any], path: KeyPath, contradiction: Contr
         else:
             holder[other_path[-1]] = copy.deepcopy(value)
     inner_key = language_model_key(config)
-    if inner_key and len(path) == 1 and path[0] in OUTSIDE:
+    if inner_key and len(path) == 1 and path[0] in KEYS_OF_LANGUAGE_MODEL:
         config[inner_key][key] = config.pop(key)
 
 

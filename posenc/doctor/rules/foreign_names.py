@@ -8,7 +8,7 @@ from posenc.doctor.misreadings import ALL_RUNTIMES, Case
 from posenc.doctor.rule import Hit, contradiction_hit, rule
 from posenc.report.report import join_names
 from posenc.runtimes.families import letters_and_digits
-from posenc.runtimes.files.spelling import ROTARY_BASES, ROTARY_SHARES
+from posenc.runtimes.files.spelling import ROTARY_BASE_KEYS, ROTARY_SHARE_KEYS
 from posenc.runtimes.meaning import Meaning
 
 PATTERN_OF_BASE_NAMES = re.compile(
@@ -81,7 +81,7 @@ def _report_foreign_names(case: Case) -> Iterator[Hit]:
 def _is_name_of_base(name: str) -> bool:
     """Return True for a name of a base in any family, however it is spelled."""
     return (
-        name in ROTARY_BASES
+        name in ROTARY_BASE_KEYS
         or PATTERN_OF_BASE_NAMES.fullmatch(letters_and_digits(name)) is not None
     )
 
@@ -101,8 +101,8 @@ def _is_another_share(name: str, number: float, case: Case) -> bool:
     """Return True if a key names the rotated share of a head, and its value is not the share that
     the family rotates. In families that rotate whole heads, PD028 reports partial_rotary_factor."""
     if not case.model.supports_partial_rotation:
-        return name in ROTARY_SHARES and number != 1
-    is_share = name in (*ROTARY_SHARES, "partial_rotary_factor")
+        return name in ROTARY_SHARE_KEYS and number != 1
+    is_share = name in (*ROTARY_SHARE_KEYS, "partial_rotary_factor")
     return is_share and number != case.model.rotated_share
 
 
@@ -130,7 +130,7 @@ def _hit_of_unread_name(case: Case, what: str, name: str, number: float) -> Hit:
         case.named_runtimes_that_differ(ALL_RUNTIMES, "frequencies", "pairs"),
         ALL_RUNTIMES,
         # These names are taken for rope_theta by --fix; the others are not.
-        is_contradiction=name not in ROTARY_BASES or "rope_theta" not in right_names,
+        is_contradiction=name not in ROTARY_BASE_KEYS or "rope_theta" not in right_names,
         cure=f'If {number:g} is right, write "{min(right_names)}": {number:g}.',
     )
 

@@ -8,8 +8,11 @@ from posenc.doctor.misreadings import Case
 from posenc.doctor.rule import COMMAND_INDENT, Hit, rule
 from posenc.frequencies import float64_formulas
 from posenc.report.report import join_names
-from posenc.runtimes.files.gguf_metadata import FACTORS, Metadata
-from posenc.runtimes.known.llama_cpp import READS_BETAS, READS_LOG_MULTIPLIER
+from posenc.runtimes.files.gguf_metadata import TENSOR_OF_FIELD, Metadata
+from posenc.runtimes.known.llama_cpp import (
+    ARCHITECTURES_READING_BETAS,
+    ARCHITECTURES_READING_LOG_MULTIPLIER,
+)
 
 ONLY_LLAMA_CPP = ("llama.cpp",)
 CURE_BY_CONVERTING = (
@@ -89,7 +92,7 @@ def _report_unread_keys(meta: Metadata, prefix: str, concerned: tuple[str, ...])
 
     prefix: the architecture's name and ".rope", with which the keys begin.
     """
-    if meta.architecture not in READS_BETAS:
+    if meta.architecture not in ARCHITECTURES_READING_BETAS:
         yield from _report_unread_yarn_keys(meta, prefix, concerned)
     if meta.yarn_ext_factor is not None and meta.yarn_ext_factor != 1:
         yield Hit(
@@ -99,7 +102,7 @@ def _report_unread_keys(meta: Metadata, prefix: str, concerned: tuple[str, ...])
             ONLY_LLAMA_CPP,
             cure=f"Drop {prefix}.scaling.yarn_ext_factor; the factor is {prefix}.scaling.factor.",
         )
-    is_read = meta.architecture in READS_LOG_MULTIPLIER
+    is_read = meta.architecture in ARCHITECTURES_READING_LOG_MULTIPLIER
     if meta.log_multiplier is not None and not is_read:
         yield Hit(
             f"{prefix}.scaling.yarn_log_multiplier is {meta.log_multiplier:g}, which the "
@@ -161,17 +164,21 @@ def report_half_written_scaling(case: Case) -> Iterator[Hit]:
 def _half_written_scalings(meta: Metadata) -> Iterator[tuple[str, str]]:
     """Yield what is missing of a scaling, or contradicts it, and which key to write."""
     key_prefix = f"{meta.architecture}.rope.scaling"
-    has_type = "scaling_type" in meta.given
+    has_type = "scaling_type" in meta.given_fields
     is_stretched = meta.scaling_factor != 1
     scaling_type = meta.scaling_type
-    if has_type and scaling_type in ("yarn", "linear") and "scaling_factor" not in meta.given:
+    if (
+        has_type
+        and scaling_type in ("yarn", "linear")
+        and "scaling_factor" not in meta.given_fields
+    ):
         yield (
             f"{key_prefix}.type is {scaling_type} and {key_prefix}.factor is missing: libllama "
             "takes 1, which stretches nothing",
             f"Write {key_prefix}.factor.",
         )
     needs_original = (scaling_type == "yarn" and is_stretched) or meta.chooses_list_by_length
-    if needs_original and "original_length" not in meta.given:
+    if needs_original and "original_length" not in meta.given_fields:
         yield (
             f"{key_prefix}.type is {scaling_type} and {key_prefix}.original_context_length is "
             f"missing: libllama takes context_length, {meta.context_length}, for the training "
@@ -243,7 +250,7 @@ def _message_about_lost_factors(meta: Metadata, prefix: str) -> str:
     if len(meta.lost_factors) == 1:
         side = "beyond" if "factors_long" in meta.lost_factors else "up to"
         where_in_words = f"{side} {meta.original_length:g} tokens, "
-    tensors_in_words = join_names(FACTORS[name] for name in meta.lost_factors)
+    tensors_in_words = join_names(TENSOR_OF_FIELD[name] for name in meta.lost_factors)
     return (
         f"{prefix}.scaling.type is longrope and the file has no {tensors_in_words}: "
         f"{where_in_words}{result_in_words}"

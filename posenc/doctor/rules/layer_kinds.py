@@ -107,14 +107,14 @@ def report_dropped_gemma_scaling(case: Case) -> Iterator[Hit]:
 
 def _mlx_lm_mixes_kinds(case: Case) -> bool:
     """Return True if mlx-lm splits a kind of layer in two, or gives two kinds one rotation."""
-    layers = case.computed["mlx-lm"].layers
+    layers = case.computed["mlx-lm"].rotations
     if any("(layer" in name for name in layers):
         return True
     if case.meaning is None:
         return False
     full_rotation = layers.get("full_attention")
     is_one_for_both = full_rotation is not None and full_rotation == layers.get("sliding_attention")
-    meant_layers = case.meaning.computed.layers
+    meant_layers = case.meaning.computed.rotations
     return is_one_for_both and len(set(meant_layers.values())) > 1
 
 
@@ -199,7 +199,7 @@ def report_layers_without_rotation(case: Case) -> Iterator[Hit]:
 @rule("PD061", "W")
 def report_scaling_without_rotation(case: Case) -> Iterator[Hit]:
     """Report a scaling in a model of which no layer rotates."""
-    if case.metadata is not None or case.meaning is None or case.meaning.computed.layers:
+    if case.metadata is not None or case.meaning is None or case.meaning.computed.rotations:
         return
     for name, p in case.flat_rope_dicts():
         rope_type = rope_type_of(p)

@@ -32,7 +32,7 @@ def report_wrong_layer_types(case: Case) -> Iterator[Hit]:
 
 def _report_dicts_of_no_kind(case: Case) -> Iterator[Hit]:
     """Report a nested rope dict under a name that is no kind of layer."""
-    kinds = case.model.modern.dicts_by_kind or {}
+    kinds = case.model.transformers5_facts.dicts_by_kind or {}
     for place, p in (
         ("rope_scaling", case.rope_scaling),
         ("rope_parameters", case.rope_parameters),

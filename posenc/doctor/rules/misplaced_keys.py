@@ -7,14 +7,14 @@ from posenc.doctor.misreadings import ALL_RUNTIMES, Case, rope_type_of
 from posenc.doctor.rule import Hit, rule
 from posenc.doctor.rules.unread_keys import KEYS_OF_SCALINGS, KEYS_OF_TOWERS
 from posenc.runtimes.config_model import (
-    INNER,
-    OUTSIDE,
-    ROTARY,
+    INNER_CONFIG_KEYS,
+    KEYS_OF_LANGUAGE_MODEL,
+    ROTARY_KEYS,
     language_model_key,
 )
 from posenc.runtimes.files.json_object import in_json_words
-from posenc.runtimes.files.spelling import DICTS
-from posenc.runtimes.meaning import OLD_NAMES, differing_keys
+from posenc.runtimes.files.spelling import ROPE_DICT_KEYS
+from posenc.runtimes.meaning import NEW_TYPE_BY_OLD, differing_keys
 
 
 @rule("PD057", "E")
@@ -34,7 +34,7 @@ def _report_keys_in_unread_parts(case: Case) -> Iterator[Hit]:
     read_config = config[inner_key] if inner_key else config
     read_place = inner_key or "the top level"
     for unread_place, part in _unread_parts(case, inner_key):
-        for key in OUTSIDE:
+        for key in KEYS_OF_LANGUAGE_MODEL:
             value = part.get(key)
             read_value = _value_read_for_key(read_config, key)
             if value is None or _mean_the_same(value, read_value):
@@ -45,7 +45,7 @@ def _report_keys_in_unread_parts(case: Case) -> Iterator[Hit]:
                 + ("none" if read_value is None else f"{in_json_words(read_value):.60}"),
                 (),
                 ALL_RUNTIMES,
-                is_contradiction=read_value is None or not inner_key or key in ROTARY,
+                is_contradiction=read_value is None or not inner_key or key in ROTARY_KEYS,
                 cure=f"Move {key} into {read_place}.",
             )
 
@@ -54,7 +54,7 @@ def _unread_parts(case: Case, inner_key: str) -> Iterator[tuple[str, Mapping[str
     """Yield the dicts that may have a language model's keys and are not read for them, with the
     words for where they are. inner: the key of the one that is; empty for the top level."""
     config = case.source.config
-    for name in INNER:
+    for name in INNER_CONFIG_KEYS:
         part = config.get(name)
         if name != inner_key and case.model.is_known and isinstance(part, Mapping):
             yield f"in {name}", part
@@ -65,7 +65,11 @@ def _unread_parts(case: Case, inner_key: str) -> Iterator[tuple[str, Mapping[str
 def _report_bases_in_other_dicts(case: Case) -> Iterator[Hit]:
     """Report a base in a dict that is neither a rope dict nor the config of a part."""
     for name, value in case.config.items():
-        if not isinstance(value, Mapping) or name in ("rope_scaling", "rope_parameters", *INNER):
+        if not isinstance(value, Mapping) or name in (
+            "rope_scaling",
+            "rope_parameters",
+            *INNER_CONFIG_KEYS,
+        ):
             continue
         base = value.get("rope_theta")
         changes_nothing = base in (None, case.config.get("rope_theta"))
@@ -88,10 +92,10 @@ def _value_read_for_key(read_config: Mapping[str, Any], key: str) -> Any:
     A rope dict counts under either of its names, and a base or a share inside of a rope dict.
     """
     value = read_config.get(key)
-    if value is None and key in DICTS:
-        value = _first_value_given(read_config, DICTS)
+    if value is None and key in ROPE_DICT_KEYS:
+        value = _first_value_given(read_config, ROPE_DICT_KEYS)
     if value is None and key in ("rope_theta", "partial_rotary_factor"):
-        for name in DICTS:
+        for name in ROPE_DICT_KEYS:
             rope_dict = read_config.get(name)
             if value is None and isinstance(rope_dict, Mapping):
                 value = rope_dict.get(key)
@@ -121,5 +125,5 @@ def _with_one_type_and_no_base(p: Mapping[str, Any]) -> dict[str, Any]:
     may stand outside of the dict."""
     rope_type = rope_type_of(p)
     return {k: v for k, v in p.items() if k not in ("type", "rope_theta")} | {
-        "rope_type": OLD_NAMES.get(rope_type, rope_type)
+        "rope_type": NEW_TYPE_BY_OLD.get(rope_type, rope_type)
     }

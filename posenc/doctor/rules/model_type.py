@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from posenc.doctor.misreadings import ALL_RUNTIMES, Case
 from posenc.doctor.rule import Hit, join_runtimes, rule
 from posenc.runtimes.families import (
-    CHOOSE_BY_CLASS,
+    RUNTIMES_CHOOSING_BY_CLASS,
     class_of_unknown_code,
     families_of_class,
     first_class,
@@ -37,7 +37,7 @@ def report_class_of_another_family(case: Case) -> Iterator[Hit]:
         return
     if class_of_unknown_code(config, case.model.model_type) is not None:
         yield _hit_of_class(
-            case, class_name, model_type, "which posenc does not know", CHOOSE_BY_CLASS
+            case, class_name, model_type, "which posenc does not know", RUNTIMES_CHOOSING_BY_CLASS
         )
         return
     other_families = families_of_class(class_name)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from posenc.doctor.misreadings import ALL_RUNTIMES, Case, rope_type_of
 from posenc.doctor.rule import Hit, rule
-from posenc.runtimes.known.vllm import MROPE_POSITIONS, MROPE_POSITIONS_OF_TOKENS
+from posenc.runtimes.known.vllm import FAMILIES_OF_SHORT_MROPE_TABLES, MROPE_LENGTH_FACTOR
 
 PATTERN_OF_FAMILIES_WITH_SECTIONS = re.compile(
     r"_vl|4v|omni|glm_(image|ocr)|qwen3_5|qwen4|neomme|compass|cosmos3"
@@ -40,14 +40,15 @@ def report_wrong_mrope_sections(case: Case) -> Iterator[Hit]:
 def report_original_length_that_vllm_lengthens(case: Case) -> Iterator[Hit]:
     """Report yarn with mrope_section where vLLM takes a multiple of the original length."""
     affected_runtimes = case.runtimes_that_differ(("vllm",), "frequencies")
-    if not affected_runtimes or case.model.model_type in MROPE_POSITIONS_OF_TOKENS:
+    if not affected_runtimes or case.model.model_type in FAMILIES_OF_SHORT_MROPE_TABLES:
         return
     for name, rope_dict in case.rope_dicts_of_type("yarn"):
         original_length = case.original_length(rope_dict)
         if rope_dict.get("mrope_section") and isinstance(original_length, int):
             yield Hit(
                 f"{name} is yarn with mrope_section: vLLM takes "
-                f"{MROPE_POSITIONS * original_length} for the original length {original_length}",
+                f"{MROPE_LENGTH_FACTOR * original_length} for the original length "
+                f"{original_length}",
                 case.named_and_known(affected_runtimes),
                 affected_runtimes,
                 cure="Start vLLM with the options that `posenc doctor CONFIG --overrides vllm` "

@@ -7,11 +7,11 @@ from posenc.doctor.misreadings import Case
 from posenc.doctor.rule import Hit, rule
 from posenc.report.report import join_names
 from posenc.runtimes.config_model import (
-    OUTSIDE,
+    KEYS_OF_LANGUAGE_MODEL,
     language_model_key_after_loading,
 )
 from posenc.runtimes.families import SERVERS
-from posenc.runtimes.writers.overrides import MERGES
+from posenc.runtimes.writers.overrides import MERGING_PLACES
 
 OVERRIDES_KEY = "hf_overrides"
 """The key for command-line overrides next to a config's own keys."""
@@ -47,7 +47,7 @@ def _report_overrides_at_top_level(
     case: Case, overrides: Mapping[str, Any], key_of_language_model: str
 ) -> Iterator[Hit]:
     """Report overrides at the top level of a family that reads them under a key."""
-    unread_names = [name for name in overrides if name in OUTSIDE]
+    unread_names = [name for name in overrides if name in KEYS_OF_LANGUAGE_MODEL]
     if not unread_names:
         return
     is_only_one = len(unread_names) == 1
@@ -67,13 +67,13 @@ def _report_lost_bases(
     case: Case, overrides: Mapping[str, Any], place_in_config: str
 ) -> Iterator[Hit]:
     """Report a rope dict without a base where a server puts it in the place of the file's.
-    place_in_config: as in MERGES."""
+    place_in_config: as in MERGING_PLACES."""
     for name in ("rope_parameters", "rope_scaling"):
         rope_dict = overrides.get(name)
         if not isinstance(rope_dict, dict) or _has_every_base(rope_dict):
             continue
         for server in SERVERS:
-            if (server, place_in_config) not in MERGES:
+            if (server, place_in_config) not in MERGING_PLACES:
                 message = (
                     f"the override of {name} has no rope_theta, and {server} replaces the dict"
                 )

@@ -8,7 +8,7 @@ from posenc.doctor.misreadings import ALL_RUNTIMES, Case, rope_type_of
 from posenc.doctor.rule import Hit, contradiction_hit, join_runtimes, rule
 from posenc.report.report import join_names
 from posenc.runtimes.files.json_object import in_json_words
-from posenc.runtimes.files.spelling import NUMBERS, ROTARY_BASES
+from posenc.runtimes.files.spelling import NUMBER_KEYS, ROTARY_BASE_KEYS
 from posenc.runtimes.meaning import Meaning, differing_keys
 
 OLD_READERS = ("transformers-4", "mlx-lm")
@@ -125,7 +125,7 @@ def report_missing_base(case: Case) -> Iterator[Hit]:
 
 def _has_base(case: Case) -> bool:
     """Return True if there is a base under any name, in any place."""
-    keys = ("rope_theta", "rope_local_base_freq", *ROTARY_BASES)
+    keys = ("rope_theta", "rope_local_base_freq", *ROTARY_BASE_KEYS)
     bases = [case.config.get(key) for key in keys]
     bases += [rope_dict.get("rope_theta") for _, rope_dict in case.flat_rope_dicts()]
     bases.append(case.model.theta_of_inner_dict)
@@ -149,7 +149,7 @@ def report_numbers_as_text(case: Case) -> Iterator[Hit]:
     """Report a number that is written as text, or as true or false; and `truncate` as text."""
     places_and_settings = [("the top level", case.config), *case.flat_rope_dicts()]
     for place, settings in places_and_settings:
-        for name in NUMBERS:
+        for name in NUMBER_KEYS:
             value = settings.get(name)
             if isinstance(value, str | bool):
                 yield Hit(

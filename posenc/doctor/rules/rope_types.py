@@ -7,8 +7,8 @@ from posenc.doctor.misreadings import ALL_RUNTIMES, Case, rope_type_of
 from posenc.doctor.rule import Hit, join_runtimes, rule
 from posenc.report.report import join_names
 from posenc.runtimes.files.json_object import in_json_words
-from posenc.runtimes.files.spelling import COMMON, READ
-from posenc.runtimes.known.transformers5_rope_dicts import NEEDED
+from posenc.runtimes.files.spelling import KEYS_OF_ROPE_DICTS, KEYS_READ_BY_TYPE
+from posenc.runtimes.known.transformers5_rope_dicts import NEEDED_KEYS
 
 COMMON_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 OLD_TYPES = ("su", "mrope", "deepseek_yarn", "telechat3-yarn", "deepseek_llama_scaling")
@@ -115,9 +115,9 @@ def report_missing_keys_of_type(case: Case) -> Iterator[Hit]:
     """Report a scaling without a key that its type cannot be computed without."""
     if case.metadata is not None:
         return
-    for name, rope_dict in case.rope_dicts_of_type(*NEEDED):
+    for name, rope_dict in case.rope_dicts_of_type(*NEEDED_KEYS):
         missing_keys = [
-            key for key in NEEDED[rope_type_of(rope_dict)] if rope_dict.get(key) is None
+            key for key in NEEDED_KEYS[rope_type_of(rope_dict)] if rope_dict.get(key) is None
         ]
         max_length = case.config.get("max_position_embeddings")
         original_length = case.original_length(rope_dict)
@@ -164,9 +164,11 @@ def report_unread_keys_of_type(case: Case) -> Iterator[Hit]:
         rope_type = {"su": "longrope", "mrope": "default"}.get(
             rope_type_of(rope_dict), rope_type_of(rope_dict)
         )
-        if rope_type not in READ:
+        if rope_type not in KEYS_READ_BY_TYPE:
             continue
-        unread_keys = sorted(set(rope_dict) - COMMON - READ[rope_type] - KEYS_WITH_OWN_RULE)
+        unread_keys = sorted(
+            set(rope_dict) - KEYS_OF_ROPE_DICTS - KEYS_READ_BY_TYPE[rope_type] - KEYS_WITH_OWN_RULE
+        )
         if rope_type == "default" and "factor" in unread_keys and "rope_type" not in rope_dict:
             unread_keys.remove("factor")
         if "type" not in rope_dict and "rope_type" not in rope_dict:
@@ -187,7 +189,7 @@ def report_flags_of_another_type(case: Case) -> Iterator[Hit]:
     """Report a key that is true or false for the family's class, and has another value."""
     if case.metadata is not None:
         return
-    for key, value in case.model.modern.accepts.refused_booleans(case.config):
+    for key, value in case.model.transformers5_facts.checked_keys.refused_booleans(case.config):
         yield Hit(
             f"{key} is {in_json_words(value):.60}, and {case.model.model_type} takes true or "
             "false only",

@@ -9,16 +9,21 @@ from posenc.doctor.misreadings import Case, rope_type_of
 from posenc.doctor.rule import Hit, contradiction_hit, rule
 from posenc.doctor.rules.foreign_names import PATTERN_OF_BASE_NAMES, names_of_base_and_share
 from posenc.runtimes.config_model import (
-    INNER,
-    ROTARY,
-    TRAINED_KEY,
+    INNER_CONFIG_KEYS,
+    ROTARY_KEYS,
+    TRAINED_LENGTH_KEY,
 )
 from posenc.runtimes.families import letters_and_digits
 from posenc.runtimes.files.json_object import in_json_words
-from posenc.runtimes.files.spelling import COMMON, NO_EFFECT, READ, unknown_keys
+from posenc.runtimes.files.spelling import (
+    KEYS_OF_ROPE_DICTS,
+    KEYS_READ_BY_TYPE,
+    KEYS_WITHOUT_EFFECT,
+    unknown_keys,
+)
 
 KEYS_TO_COMPARE = (
-    *ROTARY,
+    *ROTARY_KEYS,
     "max_position_embeddings",
     "original_max_position_embeddings",
     "head_dim",
@@ -55,9 +60,14 @@ class _MisspelledKey(NamedTuple):
 def _misspelled_keys(case: Case) -> Iterator[_MisspelledKey]:
     """Yield the keys that nobody reads and that are almost one that is read."""
     yield from _misspelled_keys_at_top_level(case)
-    known_keys = COMMON | NO_EFFECT | frozenset().union(*READ.values())
+    known_keys = (
+        KEYS_OF_ROPE_DICTS | KEYS_WITHOUT_EFFECT | frozenset().union(*KEYS_READ_BY_TYPE.values())
+    )
     for place, rope_dict in case.flat_rope_dicts():
-        read_keys = {*COMMON, *READ.get(rope_type_of(rope_dict), known_keys)}
+        read_keys = {
+            *KEYS_OF_ROPE_DICTS,
+            *KEYS_READ_BY_TYPE.get(rope_type_of(rope_dict), known_keys),
+        }
         for key in rope_dict.keys() - known_keys:
             similar_key = _most_similar_key(key, sorted(read_keys), 0.75)
             if similar_key and rope_dict.get(similar_key) is None:
@@ -70,7 +80,7 @@ def _misspelled_keys_at_top_level(case: Case) -> Iterator[_MisspelledKey]:
     read_names = names_of_base_and_share(case)
     read_keys = (*KEYS_TO_COMPARE, *sorted(read_names.bases | read_names.shares))
     right_keys = {*read_keys, *case.model.facts.get("keys", ())}
-    right_keys |= {*INNER, "rope_scaling", "rope_parameters"}
+    right_keys |= {*INNER_CONFIG_KEYS, "rope_scaling", "rope_parameters"}
     for key, value in case.config.items():
         if value is None or key in right_keys:
             continue
@@ -118,7 +128,7 @@ def report_keys_not_understood(case: Case) -> Iterator[Hit]:
         if not in_rope_dict and key not in misspelled_keys and not is_name_of_base:
             keys.append(key)
     keys += _keys_of_other_families(case)
-    keys = [key for key in keys if key != TRAINED_KEY]
+    keys = [key for key in keys if key != TRAINED_LENGTH_KEY]
     if keys:
         values_in_words = ", ".join(
             f"{key} {in_json_words(case.config.get(key)):.40}" for key in keys[:4]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from posenc.doctor.misreadings import ALL_RUNTIMES, Case
 from posenc.doctor.rule import Hit, rule
-from posenc.runtimes.files.model_folder import paths_inside, read_header
+from posenc.runtimes.files.model_folder import paths_inside, read_safetensors_header
 
 MAX_FILES = 256
 """Weight files whose headers are read; chosen, not derived."""
@@ -19,7 +19,7 @@ def report_tables_in_low_precision(case: Case) -> Iterator[Hit]:
     for path in paths_inside(case.source.folder, "*.safetensors")[:MAX_FILES]:
         tables_in_words = [
             f"{name} ({info['dtype']})"
-            for name, info in read_header(path)[0].items()
+            for name, info in read_safetensors_header(path)[0].items()
             if any(table_name in name for table_name in TABLE_NAMES)
             and info.get("dtype") in ("BF16", "F16")
         ]

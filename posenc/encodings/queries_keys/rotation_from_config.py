@@ -42,7 +42,7 @@ def rotation_arguments(
     kind = _kind_of_rotating_layer(meaning, kind, caller)
     _check_layout(model, interleaved, caller)
     rope_dict = meaning.parameters[kind]
-    rotation = meaning.computed.layers[kind]
+    rotation = meaning.computed.rotations[kind]
     theta = float(rope_dict["rope_theta"])
     rotary_dim = 2 * len(rotation.inv_freq)
     scaling = scaling_of(
@@ -51,7 +51,7 @@ def rotation_arguments(
     # The scaling above is read from names; that it computes the same is tested at two lengths.
     for length in (meaning.trained_length, meaning.max_length):
         scaling_frequencies = rope_frequencies(rotary_dim, theta, scaling, length)
-        runtime_rotation = meaning_of(config, length).computed.layers[kind]
+        runtime_rotation = meaning_of(config, length).computed.rotations[kind]
         number_pairs = zip(
             (*scaling_frequencies.inv_freq, scaling_frequencies.attention_factor),
             (*runtime_rotation.inv_freq, runtime_rotation.multiplier),
@@ -116,9 +116,9 @@ def _kind_of_rotating_layer(meaning: Any, kind: str | None, caller: str) -> str:
 def _check_layout(model: Any, interleaved: bool | None, caller: str) -> None:
     """Raise ValueError for a family that rotates by minus the angle, or whose layout (interleaved
     or half-split) neither the caller gives nor posenc knows."""
-    from posenc.runtimes.families import ROTATES_BACKWARDS
+    from posenc.runtimes.families import FAMILIES_ROTATING_BACKWARDS
 
-    if model.model_type in ROTATES_BACKWARDS:
+    if model.model_type in FAMILIES_ROTATING_BACKWARDS:
         raise ValueError(
             f"{caller}.from_config: {model.model_type} rotates the other way round. Build the "
             "rotation from its rope_theta, and hand it the positions with a minus sign."
@@ -134,11 +134,11 @@ def _axes_alternate(family: str, caller: str) -> bool:
     """Return True if the axes of MRoPE alternate from pair to pair in this family of models, and
     False if each axis has a section of its own. Raise ValueError for a family in which neither is
     known."""
-    from posenc.runtimes.families import ALTERNATING, CONTIGUOUS
+    from posenc.runtimes.families import FAMILIES_ALTERNATING_AXES, FAMILIES_OF_CONTIGUOUS_AXES
 
-    if family in ALTERNATING:
+    if family in FAMILIES_ALTERNATING_AXES:
         return True
-    if family in CONTIGUOUS:
+    if family in FAMILIES_OF_CONTIGUOUS_AXES:
         return False
     raise ValueError(
         f"{caller}.from_config: how {family} gives pairs to the axes of mrope_section is not "
@@ -234,10 +234,10 @@ def _arguments_of_unknown_family(
 
     Raises: ValueError otherwise, with the call that builds the rotation as far as it is known.
     """
-    from posenc.runtimes.families import WITHOUT_ROTATION, all_families
+    from posenc.runtimes.families import FAMILIES_WITHOUT_ROTATION, all_families
 
     model_type = config.get("model_type")
-    if isinstance(model_type, str) and model_type in WITHOUT_ROTATION:
+    if isinstance(model_type, str) and model_type in FAMILIES_WITHOUT_ROTATION:
         raise ValueError(f"{caller}.from_config: {model_type} has no rotary positions.") from error
     if isinstance(model_type, str) and model_type in all_families():
         # It is known, but not as it stands here.

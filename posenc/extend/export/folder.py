@@ -19,7 +19,7 @@ from posenc.files.opening import copy_file, make_subfolder, read_file_text
 from posenc.files.sealed_json import parse_bounded_json, strict_json
 from posenc.hf.checkpoint.files import INDEX_FILE, tokenizer_files, weight_files
 from posenc.hf.checkpoint.loading import Checkpoint
-from posenc.runtimes.config_model import TRAINED_KEY, model_of
+from posenc.runtimes.config_model import TRAINED_LENGTH_KEY, model_of
 from posenc.runtimes.disagreement import reasons_for_disagreement
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.model_folder import path_inside
@@ -247,9 +247,9 @@ def config_to_write(
         recipe = best_recipe(config, meaning)
     except ValueError:
         reason_by_runtime = reasons_for_disagreement(config, meaning.computed, RUNTIMES)
-        recipe = Recipe("the dialect of transformers 5", config, cannot=reason_by_runtime)
+        recipe = Recipe("the dialect of transformers 5", config, misreadings=reason_by_runtime)
     if meaning_of(recipe.config).trained_length != meaning.trained_length:
-        config_with_length = {**recipe.config, TRAINED_KEY: meaning.trained_length}
+        config_with_length = {**recipe.config, TRAINED_LENGTH_KEY: meaning.trained_length}
         recipe = replace(recipe, config=config_with_length)
     return recipe, meaning
 

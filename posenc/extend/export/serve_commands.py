@@ -71,7 +71,7 @@ class Export:
         return tuple(
             name
             for name in RUNTIMES
-            if computed_by_name[name].is_known and name not in self.recipe.cannot
+            if computed_by_name[name].is_known and name not in self.recipe.misreadings
         )
 
 
@@ -114,7 +114,7 @@ def code_block(language: str, *lines: str) -> Iterator[str]:
 def llama_cpp_lines(export: Export) -> Iterator[str]:
     """Yield the lines that convert the export, edit the file if its config cannot express the
     rest, and serve it."""
-    reason_against = export.recipe.cannot.get("llama.cpp")
+    reason_against = export.recipe.misreadings.get("llama.cpp")
     file_name = "model.gguf"
     commands = [f"python convert_hf_to_gguf.py {shlex.quote(export.name)} --outfile {file_name}"]
     if reason_against is not None:
@@ -224,8 +224,8 @@ def changed_rotary_keys(
     merged_config = {**original_config, **changed_keys}
     if runtime == "transformers-5":
         merged_config.pop("rope_scaling", None)  # loading moved it into rope_parameters
-    elif runtime in export.recipe.cannot:
-        raise ValueError(export.recipe.cannot[runtime])
+    elif runtime in export.recipe.misreadings:
+        raise ValueError(export.recipe.misreadings[runtime])
     if not emulate(merged_config, names=[runtime])[runtime].is_known:
         raise ValueError("it has no such model")
     if not what_changes_with_length(export.meaning):
@@ -248,7 +248,7 @@ def llama_cpp_options(original_config: Mapping[str, Any], meaning: Meaning) -> s
     if set(meaning.parameters) != {"all"} or what_changes_with_length(meaning):
         raise ValueError("its command line accepts only one set of static frequencies")
     rotary_dim = _rotary_dim_of_unscaled_file(original_config)
-    target_rotation = meaning.computed.layers["all"]
+    target_rotation = meaning.computed.rotations["all"]
     parameters = meaning.parameters["all"]
     for option_for in (_base_option, _linear_option, _yarn_option):
         options_text = option_for(target_rotation, rotary_dim, parameters)

@@ -150,7 +150,7 @@ def _table_lines(export: Export) -> Iterator[str]:
     yield "| runtime | version | computes |"
     yield "|---|---|---|"
     for name, computed in emulate(export.recipe.config).items():
-        reason = export.recipe.cannot.get(name)
+        reason = export.recipe.misreadings.get(name)
         verdict = "as meant" if reason is None else f"**something else**: {reason}"
         if not computed.is_known:
             verdict = f"not known: {computed.error}"
@@ -165,8 +165,8 @@ def _runtime_lines(export: Export, runtime: str) -> Iterator[str]:
 
     runtime: a key of TITLE_BY_RUNTIME, such as "vllm".
     """
-    computed = emulate(export.recipe.config, names=[runtime])[runtime]
-    reason = export.recipe.cannot.get(runtime)
+    computed = emulate(export.recipe.config, runtimes=[runtime])[runtime]
+    reason = export.recipe.misreadings.get(runtime)
     if not computed.is_known:
         yield f"{computed.error}."
         return
@@ -192,10 +192,10 @@ def _fix_lines(export: Export, runtime: str) -> Iterator[str]:
         return
     is_foldable = not why_not_foldable(export.folder, export.meaning.model)
     try:
-        recipe = best_recipe(export.recipe.config, export.meaning, (runtime,), fold=is_foldable)
+        recipe = best_recipe(export.recipe.config, export.meaning, (runtime,), may_fold=is_foldable)
     except ValueError:
         recipe = None
-    if recipe is None or recipe.cannot:
+    if recipe is None or recipe.misreadings:
         yield "No spelling of its config cures that."
         return
     command = f"posenc doctor {shlex.quote(export.name)} --for {runtime} --fix --out NEW"

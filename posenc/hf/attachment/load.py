@@ -12,9 +12,9 @@ from posenc.files.opening import read_file_bytes
 from posenc.hf.attachment.attach import attach
 from posenc.hf.attachment.forward_context import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE
 from posenc.hf.attachment.save import (
+    ENCODING_FILE,
     FORMAT_VERSION,
     PARAMETERS_FILE,
-    RECORD,
     encoding_classes,
     encoding_from_json,
     share_parameters,
@@ -62,17 +62,17 @@ def load(
             f"posenc.hf.load: {folder} is {what_is_there}, and not a folder that "
             "model.save_pretrained wrote. Models of the Hub are downloaded first."
         )
-    if not (folder / RECORD).is_file():
+    if not (folder / ENCODING_FILE).is_file():
         raise ValueError(
-            f"{folder}: it has no {RECORD}: no encoding was attached when it was saved. "
+            f"{folder}: it has no {ENCODING_FILE}: no encoding was attached when it was saved. "
             "Load it with transformers."
         )
-    record = read_json(path_inside(folder, RECORD, "posenc.hf.load"))
-    parameters_path = path_inside(folder, PARAMETERS_FILE, RECORD)
+    record = read_json(path_inside(folder, ENCODING_FILE, "posenc.hf.load"))
+    parameters_path = path_inside(folder, PARAMETERS_FILE, ENCODING_FILE)
     _check_record(folder, record, parameters_path)
     encodings_of_caller = (encoding, decoder)
     encodings = [
-        _resolve_encoding(folder / RECORD, stack_record, callers_encoding)
+        _resolve_encoding(folder / ENCODING_FILE, stack_record, callers_encoding)
         for stack_record, callers_encoding in zip(
             record["stacks"], encodings_of_caller, strict=False
         )
@@ -95,14 +95,14 @@ def load(
         try:
             share_parameters(getattr(stack, ENCODING_MODULE), _read_shared_names(stack_record))
         except ValueError as error:
-            raise ValueError(f"{folder / RECORD}: {error}") from error
+            raise ValueError(f"{folder / ENCODING_FILE}: {error}") from error
     _load_parameters(model, parameters_path)
     return model
 
 
 def _check_record(folder: Path, record: dict[str, Any], parameters_path: Path) -> None:
     """Raise ValueError unless the record is complete and fits these weights and parameters."""
-    path = folder / RECORD
+    path = folder / ENCODING_FILE
     required_keys = {
         "format",
         "model_positions",
@@ -129,7 +129,8 @@ def _check_record(folder: Path, record: dict[str, Any], parameters_path: Path) -
         raise ValueError(
             f"{path}: the weights in the folder are not those that it was written with: another "
             "model's, changed since, or saved again after detach. An encoding belongs to the "
-            f"weights it was trained with. Without it: delete {RECORD} and load with transformers."
+            f"weights it was trained with. Without it: delete {ENCODING_FILE} and "
+            "load with transformers."
         )
 
 

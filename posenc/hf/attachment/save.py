@@ -18,7 +18,7 @@ from posenc.files.sealed_json import strict_json
 from posenc.frequencies.scalings.scaling import Scaling
 from posenc.hf.attachment.forward_context import ATTACHMENT_ATTRIBUTE, ENCODING_MODULE
 from posenc.hf.checkpoint import files
-from posenc.runtimes.files.model_folder import MARK, RECORD
+from posenc.runtimes.files.model_folder import ENCODING_FILE, MARKING_TENSOR
 
 _POSENC_PREFIX = "posenc."
 _JSON_SCALAR_TYPES = (bool, int, float, str, type(None))
@@ -152,7 +152,7 @@ def _save_with_encoding(
                 continue
             written_pointers.add(tensor.data_ptr())
         saved_weights[name] = tensor
-    saved_weights[MARK] = torch.ones(1)
+    saved_weights[MARKING_TENSOR] = torch.ones(1)
     type(self).save_pretrained(
         self, save_directory, is_main_process=is_main_process, state_dict=saved_weights, **options
     )
@@ -189,7 +189,9 @@ def write_encoding(model: Any, folder: Path) -> None:
         "parameters_sha256": hashlib.sha256(parameter_bytes).hexdigest(),
     }
     write_atomically(folder / PARAMETERS_FILE, parameter_bytes)
-    write_atomically(folder / RECORD, strict_json(record, indent=2, ensure_ascii=False) + "\n")
+    write_atomically(
+        folder / ENCODING_FILE, strict_json(record, indent=2, ensure_ascii=False) + "\n"
+    )
 
 
 def encoding_classes(encoding: nn.Module) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from posenc.frequencies.scalings.lookup import ROPE_TYPES
 from posenc.runtimes.files.json_object import read_json
-from posenc.runtimes.known.transformers5 import HUNYUAN
+from posenc.runtimes.known.transformers5 import HUNYUAN_FAMILIES
 
 REQUIRED_KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 """Keys that must not be null if the config has them."""
@@ -179,7 +179,7 @@ def _check_parameters(parameters: dict[str, Any], raw_config: dict[str, Any], pa
             "reads attention_factor, which replaces it: write attention_factor with the product."
         )
     allowed_keys = KNOWN_ROTARY_KEYS | (
-        {"alpha"} if raw_config.get("model_type") in HUNYUAN else set()
+        {"alpha"} if raw_config.get("model_type") in HUNYUAN_FAMILIES else set()
     )
     unknown_keys = sorted(set(parameters) - allowed_keys)
     if unknown_keys:

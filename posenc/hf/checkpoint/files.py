@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.files.opening import open_ordinary
-from posenc.runtimes.files.json_object import LARGEST_INDEX, read_json
+from posenc.runtimes.files.json_object import MOST_BYTES_OF_INDEX, read_json
 from posenc.runtimes.files.model_folder import TOKENIZER_FILES, path_inside
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
@@ -96,9 +96,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _indexed_files(folder: Path) -> list[Path]:
     """Return the files among which an index divides the weights, each once."""
-    file_of_weight = read_json(path_inside(folder, INDEX_FILE, "the index"), LARGEST_INDEX).get(
-        "weight_map"
-    )
+    file_of_weight = read_json(
+        path_inside(folder, INDEX_FILE, "the index"), MOST_BYTES_OF_INDEX
+    ).get("weight_map")
     if not isinstance(file_of_weight, dict) or not all(
         isinstance(name, str) for name in file_of_weight.values()
     ):

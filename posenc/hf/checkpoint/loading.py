@@ -19,7 +19,7 @@ from posenc.hf.checkpoint.check_config import (
 from posenc.hf.learned_tables import position_table
 from posenc.hf.rope_settings import RopeSetting, read_settings
 from posenc.machine.hardware import check_device
-from posenc.runtimes.files.model_folder import read_header, refuse_attached_encoding
+from posenc.runtimes.files.model_folder import read_safetensors_header, refuse_attached_encoding
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -300,7 +300,7 @@ def _count_elements(weight_paths: list[Path]) -> dict[str, dict[str, int]]:
     """Count the elements of each tensor in the files, by dtype and name."""
     elements_by_dtype: dict[str, dict[str, int]] = {}
     for path in weight_paths:
-        for name, tensor in read_header(path)[0].items():
+        for name, tensor in read_safetensors_header(path)[0].items():
             elements_by_dtype.setdefault(tensor["dtype"], {})[name] = math.prod(tensor["shape"])
     return elements_by_dtype
 

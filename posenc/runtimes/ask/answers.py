@@ -131,14 +131,14 @@ def as_computed(
         softmax_scale = known.softmax_scale
     return replace(
         computed,
-        layers=rotation_by_kind,
+        rotations=rotation_by_kind,
         softmax_scale=softmax_scale,
         switch=SWITCH_OF_CHANGING_FREQUENCIES.get(answer.runtime, "length")
         if answer.changes
         else "static",
         without_rotation=without_rotation,
         max_length=answer.longest_admitted if answer.runtime in SERVERS else None,
-        stops=answer.stop_message,
+        stop_message=answer.stop_message,
     )
 
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
-FORMATS |= {12: "d"}
+STRUCT_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
+STRUCT_FORMATS |= {12: "d"}
 """Type of a number -> its format in struct; 8 is a string, 9 an array."""
 UINT32, FLOAT32, STRING, ARRAY = 4, 6, 8, 9
 F32, F16, F64 = 0, 1, 28
 """Types of tensors whose elements are read."""
-BLOCKS = {
+BLOCK_SIZES = {
     0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34),
     9: (32, 40), 10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210),
     15: (256, 292), 16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18),
@@ -29,18 +29,18 @@ BLOCKS = {
     40: (64, 36), 41: (128, 18),
 }  # fmt: skip
 """Type of a tensor -> elements and bytes of a block."""
-VERSIONS = (2, 3)
+KNOWN_VERSIONS = (2, 3)
 MOST_KEYS = MOST_TENSORS = 1 << 16
 """A file has some fifty keys and a few thousand tensors."""
-MOST_ITEMS = 1 << 24
+MOST_TEXTS = 1 << 24
 """Strings in arrays: a vocabulary of a million tokens has two million, with its merges."""
-LONGEST_TEXT, LONGEST_KEPT = 16 << 20, 1 << 16
+MOST_BYTES_OF_TEXT, MOST_BYTES_KEPT = 16 << 20, 1 << 16
 """Bytes of a string, and of one whose text is kept."""
 MOST_NUMBERS = 1 << 12
 """Numbers of an array that is kept, such as one for each layer."""
 MOST_FACTORS = 1 << 16
 """Numbers of a list of factors, one for each pair of channels: no head has nearly as many."""
-BLOCK = 1 << 20
+BYTES_AT_ONCE = 1 << 20
 """Bytes that are read at once where strings are skipped."""
 MOST_DIMENSIONS = 4
 """Dimensions of a tensor, of which ggml has no more."""
@@ -52,8 +52,8 @@ derived: real files say 32 or 64."""
 class Field(NamedTuple):
     """A key of the header with its value.
 
-    kind: the type of the value, see FORMATS. value: None for what is not kept. start, stop: the
-    offsets of its bytes in the file, key and value together.
+    kind: the type of the value, see STRUCT_FORMATS. value: None for what is not kept. start, stop:
+    the offsets of its bytes in the file, key and value together.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Field(NamedTuple):
     stop: int
 
 
-class Tensor(NamedTuple):
+class TensorLine(NamedTuple):
     """A tensor's line of the header. start, stop: its bytes; the last 8 are the offset of its data,
     counted from `Header.data_start`."""
 
@@ -75,17 +75,17 @@ class Tensor(NamedTuple):
     stop: int
 
     @property
-    def elements(self) -> int:
+    def num_elements(self) -> int:
         """Return the number of elements."""
         return math.prod(self.shape)
 
     @property
-    def size(self) -> int | None:
+    def num_bytes(self) -> int | None:
         """Return the bytes of its data; None for a type that is not known."""
-        if self.kind not in BLOCKS:
+        if self.kind not in BLOCK_SIZES:
             return None
-        elements, size = BLOCKS[self.kind]
-        return -(-self.elements // elements) * size
+        block_elements, block_bytes = BLOCK_SIZES[self.kind]
+        return -(-self.num_elements // block_elements) * block_bytes
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ class Header:
     byte_order: str
     version: int
     fields: Mapping[str, Field]
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[TensorLine, ...]
     alignment: int
     data_start: int
     file_size: int
 
 
-def read_header(file: BinaryIO, path: Path) -> Header:
+def read_gguf_header(file: BinaryIO, path: Path) -> Header:
     """Read a header. Memory and time are bounded by the size of the file.
 
     Raises: ValueError where the file is damaged, cut, or announces more than any model has.
@@ -113,14 +113,16 @@ def read_header(file: BinaryIO, path: Path) -> Header:
     return _Reader(file, path).read_header()
 
 
-def read_floats(file: BinaryIO, path: Path, header: Header, tensor: Tensor) -> tuple[float, ...]:
+def read_floats(
+    file: BinaryIO, path: Path, header: Header, tensor: TensorLine
+) -> tuple[float, ...]:
     """Return the elements of a small tensor of floats. Raises: ValueError for another one."""
-    if tensor.elements > MOST_FACTORS:
+    if tensor.num_elements > MOST_FACTORS:
         raise ValueError(f"{path}: {tensor.name} has more than {MOST_FACTORS} elements.")
-    letter = {F32: "f", F16: "e", F64: "d"}.get(tensor.kind)
-    if letter is None:
+    struct_letter = {F32: "f", F16: "e", F64: "d"}.get(tensor.kind)
+    if struct_letter is None:
         raise ValueError(f"{path}: {tensor.name} must be floats, got the type {tensor.kind}.")
-    layout = struct.Struct(f"{header.byte_order}{tensor.elements}{letter}")
+    layout = struct.Struct(f"{header.byte_order}{tensor.num_elements}{struct_letter}")
     file.seek(header.data_start + tensor.offset)
     return layout.unpack(file.read(layout.size))
 
@@ -132,7 +134,7 @@ class _Reader:
         self.file, self.path = file, path
         self.file_size = os.fstat(file.fileno()).st_size
         self.byte_order = "<"
-        self.texts_in_arrays = 0
+        self.num_texts_in_arrays = 0
 
     def read_header(self) -> Header:
         """Return the header, which begins the file."""
@@ -150,19 +152,24 @@ class _Reader:
         alignment = fields["general.alignment"].value if "general.alignment" in fields else 32
         if type(alignment) is not int or not _is_alignment(alignment):
             raise self.damaged_error(f"general.alignment is {alignment!r:.40}")
-        data = round_up(self.file.tell(), alignment)
-        self.check_tensor_places(tensors, data, alignment)
-        return Header(self.byte_order, version, fields, tensors, alignment, data, self.file_size)
+        data_start = round_up(self.file.tell(), alignment)
+        self.check_tensor_places(tensors, data_start, alignment)
+        return Header(
+            self.byte_order, version, fields, tensors, alignment, data_start, self.file_size
+        )
 
     def read_version(self) -> int:
         """Read the magic word and the version, whose bytes also say the order of all others."""
         if self.next_bytes(4) != b"GGUF":
             raise self.damaged_error("it does not begin with GGUF")
-        raw = self.next_bytes(4)
-        if int.from_bytes(raw, "little") not in VERSIONS and int.from_bytes(raw) in VERSIONS:
+        version_bytes = self.next_bytes(4)
+        if (
+            int.from_bytes(version_bytes, "little") not in KNOWN_VERSIONS
+            and int.from_bytes(version_bytes) in KNOWN_VERSIONS
+        ):
             self.byte_order = ">"
-        version = struct.unpack(f"{self.byte_order}I", raw)[0]
-        if version not in VERSIONS:
+        version = struct.unpack(f"{self.byte_order}I", version_bytes)[0]
+        if version not in KNOWN_VERSIONS:
             raise self.damaged_error(f"version {version}, expected 2 or 3")
         return version
 
@@ -177,11 +184,11 @@ class _Reader:
         return fields
 
     def check_tensor_places(
-        self, tensors: tuple[Tensor, ...], data_start: int, alignment: int
+        self, tensors: tuple[TensorLine, ...], data_start: int, alignment: int
     ) -> None:
         """Raise ValueError unless the data of each tensor are aligned, and inside of the file."""
         for tensor in tensors:
-            stop = data_start + tensor.offset + (tensor.size or 0)
+            stop = data_start + tensor.offset + (tensor.num_bytes or 0)
             if tensor.offset % alignment or stop > self.file_size:
                 raise self.damaged_error(
                     f"the tensor {tensor.name!r:.80} begins at no multiple of {alignment}, or ends "
@@ -196,46 +203,48 @@ class _Reader:
         value = self.read_value(kind)
         return Field("" if name is None else name, kind, value, start, self.file.tell())
 
-    def read_tensor(self) -> Tensor:
+    def read_tensor(self) -> TensorLine:
         """Return the next tensor's line of the header."""
         start = self.file.tell()
         name, num_dimensions = self.next_text(), self.read_number("I")
         self.require_left(num_dimensions, 8, "dimensions", MOST_DIMENSIONS)
         shape = tuple(self.read_number("Q") for _ in range(num_dimensions))
         kind, offset = self.read_number("I"), self.read_number("Q")
-        return Tensor("" if name is None else name, shape, kind, offset, start, self.file.tell())
+        return TensorLine(
+            "" if name is None else name, shape, kind, offset, start, self.file.tell()
+        )
 
     def read_value(self, kind: int) -> Any:
         """Return the next value, of this type; None for a long text or array, which is skipped."""
-        if kind in FORMATS:
-            return self.read_number(FORMATS[kind])
+        if kind in STRUCT_FORMATS:
+            return self.read_number(STRUCT_FORMATS[kind])
         if kind == STRING:
             return self.next_text()
         if kind != ARRAY:
             raise self.damaged_error(f"a value of the unknown type {kind}")
         item_kind, count = self.read_number("I"), self.read_number("Q")
-        if item_kind in FORMATS:
-            width = struct.calcsize(f"={FORMATS[item_kind]}")
-            self.require_left(count, width, "values")
+        if item_kind in STRUCT_FORMATS:
+            bytes_per_item = struct.calcsize(f"={STRUCT_FORMATS[item_kind]}")
+            self.require_left(count, bytes_per_item, "values")
             if count > MOST_NUMBERS:
-                self.file.seek(count * width, 1)
+                self.file.seek(count * bytes_per_item, 1)
                 return None
-            layout = f"{self.byte_order}{count}{FORMATS[item_kind]}"
-            return list(struct.unpack(layout, self.next_bytes(count * width)))
+            struct_format = f"{self.byte_order}{count}{STRUCT_FORMATS[item_kind]}"
+            return list(struct.unpack(struct_format, self.next_bytes(count * bytes_per_item)))
         if item_kind != STRING:  # nor does libllama read arrays in arrays
             raise self.damaged_error(f"an array of the unknown type {item_kind}")
         self.require_left(count, 8, "values")
-        self.texts_in_arrays += count
-        if self.texts_in_arrays > MOST_ITEMS:
-            raise self.damaged_error(f"more than {MOST_ITEMS} texts announced in arrays")
+        self.num_texts_in_arrays += count
+        if self.num_texts_in_arrays > MOST_TEXTS:
+            raise self.damaged_error(f"more than {MOST_TEXTS} texts announced in arrays")
         self.skip_texts(count)
         return None
 
     def next_text(self) -> str | None:
         """Return the next string; None for a long one, which is skipped."""
         length = self.read_number("Q")
-        self.require_left(length, 1, "bytes of text", LONGEST_TEXT)
-        if length > LONGEST_KEPT:
+        self.require_left(length, 1, "bytes of text", MOST_BYTES_OF_TEXT)
+        if length > MOST_BYTES_KEPT:
             self.file.seek(length, 1)
             return None
         return self.next_bytes(length).decode("utf-8", "replace")
@@ -243,23 +252,23 @@ class _Reader:
     def skip_texts(self, count: int) -> None:
         """Move behind the next `count` strings, of which only the lengths are read."""
         read_length_at = struct.Struct(f"{self.byte_order}Q").unpack_from
-        start, block, offset = self.file.tell(), b"", 0
+        start, content, offset = self.file.tell(), b"", 0
         for _ in range(count):
-            if offset + 8 > len(block):
+            if offset + 8 > len(content):
                 start, offset = start + offset, 0
                 if start + 8 > self.file_size:
                     raise self.damaged_error("it is cut")
                 self.file.seek(start)
-                block = self.file.read(BLOCK)
-            offset += 8 + read_length_at(block, offset)[0]
+                content = self.file.read(BYTES_AT_ONCE)
+            offset += 8 + read_length_at(content, offset)[0]
         if start + offset > self.file_size:
             raise self.damaged_error("it is cut")
         self.file.seek(start + offset)
 
     def read_number(self, struct_format: str) -> Any:
         """Return the next number, in this format of struct."""
-        layout = f"{self.byte_order}{struct_format}"
-        return struct.unpack(layout, self.next_bytes(struct.calcsize(layout)))[0]
+        ordered_format = f"{self.byte_order}{struct_format}"
+        return struct.unpack(ordered_format, self.next_bytes(struct.calcsize(ordered_format)))[0]
 
     def next_bytes(self, count: int) -> bytes:
         """Return the next bytes. Raises: ValueError where the file ends before."""
@@ -268,14 +277,18 @@ class _Reader:
             raise self.damaged_error("it is cut")
         return content
 
-    def require_left(self, count: int, width: int, what: str, most: int | None = None) -> None:
-        """Raise ValueError if the rest of the file is shorter than `count` times `width` bytes, or
-        `count` is above `most`."""
+    def require_left(
+        self, count: int, bytes_each: int, things: str, most_expected: int | None = None
+    ) -> None:
+        """Raise ValueError if the rest of the file is shorter than `count` times `bytes_each`
+        bytes, or `count` is above `most_expected`."""
         bytes_left = self.file_size - self.file.tell()
-        if count * width > bytes_left or (most is not None and count > most):
-            limit_in_words = "" if most is None else f" and at most {most} expected"
+        if count * bytes_each > bytes_left or (most_expected is not None and count > most_expected):
+            limit_in_words = (
+                "" if most_expected is None else f" and at most {most_expected} expected"
+            )
             raise self.damaged_error(
-                f"{count} {what} announced, with {bytes_left} bytes left{limit_in_words}"
+                f"{count} {things} announced, with {bytes_left} bytes left{limit_in_words}"
             )
 
     def damaged_error(self, why: str) -> ValueError:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from posenc.files.opening import open_ordinary
-from posenc.runtimes.files.gguf_header import Header, read_floats, read_header
+from posenc.runtimes.files.gguf_header import Header, read_floats, read_gguf_header
 
 DEFAULT_FREQ_BASE = 10000.0
-KEYS = {
+KEY_OF_FIELD = {
     "context_length": "context_length",
     "sliding_window": "attention.sliding_window",
     "freq_base": "rope.freq_base",
@@ -30,24 +30,24 @@ KEYS = {
     "output_scale": "attention.output_scale",
     "window_pattern": "attention.sliding_window_pattern",
     "rope_pattern": "attention.rope_pattern",
-    "leading_dense": "leading_dense_block_count",
+    "num_leading_dense": "leading_dense_block_count",
 }
 """Field -> its key, after the architecture's name and a dot."""
-OLD_KEYS = {"scaling_factor": "rope.scale_linear"}
+OLD_KEY_OF_FIELD = {"scaling_factor": "rope.scale_linear"}
 """Those that libllama reads where the newer one is missing."""
-FACTORS = {
+TENSOR_OF_FIELD = {
     "rope_freqs": "rope_freqs.weight",
     "factors_long": "rope_factors_long.weight",
     "factors_short": "rope_factors_short.weight",
 }
-MAY_BE_ZERO = (
+FIELDS_THAT_MAY_BE_ZERO = (
     "sliding_window",
     "yarn_ext_factor",
     "log_multiplier",
     "original_length",
     "attention_scale",
     "window_pattern",
-    "leading_dense",
+    "num_leading_dense",
 )
 """0 is for no window, for none of the layers, and for a share or a multiplier that is off."""
 INTEGER_FIELDS = (
@@ -55,7 +55,7 @@ INTEGER_FIELDS = (
     "dimension_count",
     "dimension_count_swa",
     "sliding_window",
-    "leading_dense",
+    "num_leading_dense",
 )
 FIELDS_OF_FLAGS = ("window_pattern", "rope_pattern")
 """Fields of Metadata that may be lists with a flag per layer."""
@@ -98,7 +98,7 @@ class Metadata:
     output_scale: float | None = None
     window_pattern: int | tuple[int, ...] | None = None
     rope_pattern: tuple[int, ...] | None = None
-    leading_dense: int = 0
+    num_leading_dense: int = 0
     width_per_head: int = 0
     rope_freqs: tuple[float, ...] | None = None
     factors_long: tuple[float, ...] | None = None
@@ -106,7 +106,7 @@ class Metadata:
     has_weights: bool = True
     """False for a file without tensors, such as a vocabulary; the first part of a split file may
     have none either."""
-    given: frozenset[str] = frozenset()
+    given_fields: frozenset[str] = frozenset()
     """The fields that the file names."""
 
     def __post_init__(self) -> None:
@@ -138,18 +138,18 @@ def read_metadata(path: Path) -> Metadata:
     Raises: ValueError where the file is damaged or lacks the keys.
     """
     with open_ordinary(path) as file:
-        header = read_header(file, path)
+        header = read_gguf_header(file, path)
         factors = _read_factor_tensors(file, path, header)
-    metadata = {name: field.value for name, field in header.fields.items()}
-    _require_keys_of_language_model(path, metadata)
-    architecture = metadata.get("general.architecture")
+    value_by_key = {name: field.value for name, field in header.fields.items()}
+    _require_keys_of_language_model(path, value_by_key)
+    architecture = value_by_key.get("general.architecture")
     if not isinstance(architecture, str):
         raise ValueError(f"{path}: the GGUF file has no general.architecture.")
-    settings = {name: v for name, v in metadata.items() if name.startswith(f"{architecture}.")}
+    settings = {name: v for name, v in value_by_key.items() if name.startswith(f"{architecture}.")}
     fields: dict[str, Any] = {}
-    for name, key in KEYS.items():
-        old = f"{architecture}.{OLD_KEYS.get(name, key)}"
-        value = settings.get(f"{architecture}.{key}", settings.get(old))
+    for name, key in KEY_OF_FIELD.items():
+        old_key = f"{architecture}.{OLD_KEY_OF_FIELD.get(name, key)}"
+        value = settings.get(f"{architecture}.{key}", settings.get(old_key))
         if value is not None:
             fields[name] = _require_valid(path, f"{architecture}.{key}", name, value)
     fields.setdefault("context_length", 0)
@@ -157,29 +157,29 @@ def read_metadata(path: Path) -> Metadata:
         raise ValueError(f"{path}: the GGUF file has no {architecture}.context_length.")
     fields |= factors
     head_dim = _head_dim(settings, architecture, path)
-    names_given = frozenset(fields)
+    given_fields = frozenset(fields)
     fields.setdefault("dimension_count", head_dim)
     return Metadata(
         architecture,
         head_dim=head_dim,
         num_layers=_num_layers(settings, architecture, path),
         width_per_head=_width_per_head(settings, architecture) or 0,
-        has_weights=bool(header.tensors) or KEY_OF_PART_NUMBER in metadata,
-        given=names_given,
+        has_weights=bool(header.tensors) or KEY_OF_PART_NUMBER in value_by_key,
+        given_fields=given_fields,
         **fields,
     )
 
 
-def _require_keys_of_language_model(path: Path, metadata: dict[str, Any]) -> None:
+def _require_keys_of_language_model(path: Path, value_by_key: dict[str, Any]) -> None:
     """Raise ValueError for a later part of a split file, which has no keys, and for the encoder of
-    pictures and sounds beside a language model. metadata: the file's keys with their values."""
-    part_number = metadata.get(KEY_OF_PART_NUMBER)
+    pictures and sounds beside a language model. value_by_key: the file's keys with their values."""
+    part_number = value_by_key.get(KEY_OF_PART_NUMBER)
     if isinstance(part_number, int) and part_number > 0:
         raise ValueError(
             f"{path}: is part {part_number + 1} of a split GGUF file; the keys are in the first "
             "part."
         )
-    if metadata.get("general.architecture") == "clip":
+    if value_by_key.get("general.architecture") == "clip":
         raise ValueError(
             f"{path}: is the encoder (mmproj) of a multimodal model; give the GGUF file of its "
             "language model."
@@ -195,11 +195,12 @@ def _num_layers(settings: dict[str, Any], architecture: str, path: Path) -> int:
             f"{path}: {architecture}.block_count must be between 0 and {MOST_LAYERS}, got "
             f"{num_layers!r}."
         )
-    key = f"{architecture}.nextn_predict_layers"
-    num_predicting = settings.get(key, 0)
+    predicting_key = f"{architecture}.nextn_predict_layers"
+    num_predicting = settings.get(predicting_key, 0)
     if not isinstance(num_predicting, int) or not 0 <= num_predicting <= num_layers:
         raise ValueError(
-            f"{path}: {key} must be between 0 and {num_layers}, got {num_predicting!r:.60}."
+            f"{path}: {predicting_key} must be between 0 and {num_layers}, got "
+            f"{num_predicting!r:.60}."
         )
     return num_layers - num_predicting
 
@@ -211,7 +212,7 @@ def _read_factor_tensors(
     tensor may stand by itself or in the first block."""
     tensors = {tensor.name: tensor for tensor in header.tensors}
     factors: dict[str, tuple[float, ...]] = {}
-    for name, tensor_name in FACTORS.items():
+    for name, tensor_name in TENSOR_OF_FIELD.items():
         tensor = tensors.get(tensor_name, tensors.get(f"blk.0.{tensor_name}"))
         if tensor is None:
             continue
@@ -250,7 +251,7 @@ def _what_value_must_be(name: str, value: Any) -> str:
         is_integer = type(value) is int and value >= 0
         return "" if is_integer else "an integer, or a list of flags"
     is_finite = isinstance(value, int | float) and math.isfinite(value)
-    is_allowed = is_finite and (value > 0 or (value == 0 and name in MAY_BE_ZERO))
+    is_allowed = is_finite and (value > 0 or (value == 0 and name in FIELDS_THAT_MAY_BE_ZERO))
     if is_allowed and name in INTEGER_FIELDS and value != int(value):
         return "a whole number"
     return "" if is_allowed else "a number above 0"
@@ -267,24 +268,28 @@ def _head_dim(settings: dict[str, Any], architecture: str, path: Path) -> int:
 
     Raises: ValueError where the file says none of them, or no number above 0.
     """
-    width = settings.get(f"{architecture}.attention.key_length_mla")
-    if width is None:
-        width = settings.get(f"{architecture}.attention.key_length")
-    if width is None:
-        width = _width_per_head(settings, architecture)
-        if width is None:
+    head_dim = settings.get(f"{architecture}.attention.key_length_mla")
+    if head_dim is None:
+        head_dim = settings.get(f"{architecture}.attention.key_length")
+    if head_dim is None:
+        head_dim = _width_per_head(settings, architecture)
+        if head_dim is None:
             raise ValueError(f"{path}: the GGUF file has neither key_length nor head counts.")
-    if type(width) is not int or width < 1:
+    if type(head_dim) is not int or head_dim < 1:
         raise ValueError(f"{path}: {architecture}'s key_length must be a number above 0.")
-    return width
+    return head_dim
 
 
 def _width_per_head(settings: dict[str, Any], architecture: str) -> int | None:
     """Return the model's width divided by the heads of its first layer; None where the file does
     not say both."""
-    hidden = settings.get(f"{architecture}.embedding_length")
+    model_width = settings.get(f"{architecture}.embedding_length")
     num_heads = settings.get(f"{architecture}.attention.head_count")
     num_heads = num_heads[0] if isinstance(num_heads, list) and num_heads else num_heads
-    if type(hidden) is not int or type(num_heads) is not int or not 0 < num_heads <= hidden:
+    if (
+        type(model_width) is not int
+        or type(num_heads) is not int
+        or not 0 < num_heads <= model_width
+    ):
         return None
-    return hidden // num_heads
+    return model_width // num_heads

@@ -8,20 +8,20 @@ from typing import Any, NoReturn
 from posenc.files.opening import read_file_bytes
 from posenc.files.sealed_json import parse_bounded_json
 
-LARGEST_CONFIG = 8 << 20
+MOST_BYTES_OF_CONFIG = 8 << 20
 """Bytes. Configs usually have a few kilobytes, those with factor lists tens."""
-LARGEST_INDEX = 256 << 20
+MOST_BYTES_OF_INDEX = 256 << 20
 """An index names every tensor; that of the largest models has 9 MB."""
-NAMES_OF_KINDS = {list: "a list", str: "a string", type(None): "null"}
+NAMES_OF_TYPES = {list: "a list", str: "a string", type(None): "null"}
 
 
-def read_json(path: Path, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
+def read_json(path: Path, max_bytes: int = MOST_BYTES_OF_CONFIG) -> dict[str, Any]:
     """Read a JSON object from a file.
 
-    Raises: ValueError naming the file where it is not ordinary, has more than `largest` bytes, is
+    Raises: ValueError naming the file where it is not ordinary, has more than `max_bytes` bytes, is
     no UTF-8, no JSON, no object, gives one key twice with two values, or has a number beyond 1e308.
     """
-    content = read_file_bytes(path, largest)
+    content = read_file_bytes(path, max_bytes)
     try:
         text = content.decode("utf-8-sig")
         value = parse_bounded_json(
@@ -32,8 +32,8 @@ def read_json(path: Path, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path}: not valid JSON ({error}).") from error
     if not isinstance(value, dict):
-        kind_name = NAMES_OF_KINDS.get(type(value), repr(value))
-        raise ValueError(f"{path}: expected a JSON object, got {kind_name}.")
+        type_name = NAMES_OF_TYPES.get(type(value), repr(value))
+        raise ValueError(f"{path}: expected a JSON object, got {type_name}.")
     return value
 
 
@@ -51,15 +51,17 @@ def in_json_words(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(in_json_words(item) for item in value)}]"
     if isinstance(value, Mapping):
-        pairs = (f"{in_json_words(key)}: {in_json_words(item)}" for key, item in value.items())
-        return f"{{{', '.join(pairs)}}}"
+        items_in_words = (
+            f"{in_json_words(key)}: {in_json_words(item)}" for key, item in value.items()
+        )
+        return f"{{{', '.join(items_in_words)}}}"
     return repr(value)
 
 
 def require_strict_json(path: Path) -> None:
     """Raise ValueError, naming the file, unless it is JSON that strict readers accept: without NaN
     and infinities, which Python reads and JSON lacks."""
-    content = read_file_bytes(path, LARGEST_INDEX)
+    content = read_file_bytes(path, MOST_BYTES_OF_INDEX)
     try:
         parse_bounded_json(content.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except ValueError as error:

@@ -15,8 +15,8 @@ from posenc.runtimes.files.model_folder import path_inside
 from posenc.runtimes.files.spelling import as_transformers, name_of_spelling
 from posenc.runtimes.meaning import path_in_errors
 
-NAMES = ("config.json", "params.json")
-ADAPTER_CONFIG = "adapter_config.json"
+CONFIG_FILES = ("config.json", "params.json")
+ADAPTER_CONFIG_FILE = "adapter_config.json"
 
 
 class NoRotationError(ValueError):
@@ -45,7 +45,7 @@ class Source:
 
 def is_adapter(path: Path) -> bool:
     """Return True for a folder of LoRA adapters without a model's config."""
-    return (path / ADAPTER_CONFIG).is_file() and not (path / NAMES[0]).is_file()
+    return (path / ADAPTER_CONFIG_FILE).is_file() and not (path / CONFIG_FILES[0]).is_file()
 
 
 def load(path: Path) -> Source:
@@ -63,12 +63,16 @@ def load(path: Path) -> Source:
         is_gguf = file.read(4) == b"GGUF"
     if is_gguf or path.suffix == ".gguf":
         return Source(path, "gguf", metadata=_read_metadata(path))
-    raw = read_json(path)
-    name = with_language_model_on_top(raw).get("model_type")
-    if rotates_nothing(name, raw):
-        raise NoRotationError(f"{path}: {name} has no rotary positions; there is nothing to judge.")
+    file_content = read_json(path)
+    model_type = with_language_model_on_top(file_content).get("model_type")
+    if rotates_nothing(model_type, file_content):
+        raise NoRotationError(
+            f"{path}: {model_type} has no rotary positions; there is nothing to judge."
+        )
     with path_in_errors(path):
-        return Source(path, name_of_spelling(raw), as_transformers(raw), raw)
+        return Source(
+            path, name_of_spelling(file_content), as_transformers(file_content), file_content
+        )
 
 
 def _read_metadata(path: Path) -> Metadata:
@@ -89,13 +93,13 @@ def _config_path_in_folder(folder: Path) -> Path:
 
     Raises: ValueError where there is neither, or it is a link out of the folder.
     """
-    for name in NAMES:
+    for name in CONFIG_FILES:
         if os.path.lexists(folder / name):
             return path_inside(folder, name, "its listing")
     ggufs = sorted(folder.glob("*.gguf"))
     if len(ggufs) != 1:
         raise ValueError(
-            f"{folder}: expected {' or '.join(NAMES)} or one .gguf file, found "
+            f"{folder}: expected {' or '.join(CONFIG_FILES)} or one .gguf file, found "
             f"{len(ggufs)} .gguf files."
         )
     return path_inside(folder, ggufs[0].name, "its listing")

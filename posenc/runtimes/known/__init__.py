@@ -6,6 +6,6 @@ registry.py lists the runtimes, says how one is added, and has what their emulat
 """
 
 from posenc.runtimes.known.registry import RUNTIMES, Emulator, emulate
-from posenc.runtimes.known.releases import AS_READ, RELEASES, RELEASES_IN_WORDS
+from posenc.runtimes.known.releases import RELEASES, RELEASES_IN_WORDS, VERSIONS_AS_READ
 
-__all__ = ["AS_READ", "RELEASES", "RELEASES_IN_WORDS", "RUNTIMES", "Emulator", "emulate"]
+__all__ = ["RELEASES", "RELEASES_IN_WORDS", "RUNTIMES", "VERSIONS_AS_READ", "Emulator", "emulate"]

@@ -23,44 +23,49 @@ from posenc.runtimes.files.gguf_metadata import DEFAULT_FREQ_BASE, Metadata
 from posenc.runtimes.known.llama_cpp_converter import converted_metadata
 from posenc.runtimes.known.releases import RELEASES
 
-ARCHITECTURES = facts_of_runtime("llama.cpp")["architectures"]
-LOADS_FREQS = ARCHITECTURES["loads rope_freqs.weight"]
+ARCHITECTURES_BY_FACT = facts_of_runtime("llama.cpp")["architectures"]
+ARCHITECTURES_LOADING_FREQS = ARCHITECTURES_BY_FACT["loads rope_freqs.weight"]
 """The others refuse a file that has it."""
-LOADS_FACTORS = ARCHITECTURES["loads rope_factors"]
-LOADS_FACTORS_OF_ANY_TYPE = ("minicpm3", "phi3", "phimoe")
+ARCHITECTURES_LOADING_FACTORS = ARCHITECTURES_BY_FACT["loads rope_factors"]
+ARCHITECTURES_LOADING_FACTORS_ALWAYS = ("minicpm3", "phi3", "phimoe")
 """Of these, those that load rope_factors whatever rope.scaling.type is (phi3.cpp; libllama of
 b11549 was run). The others load them only with the type longrope."""
-READS_BETAS = ARCHITECTURES["reads betas"]
-READS_LOG_MULTIPLIER = ARCHITECTURES["reads yarn_log_multiplier"]
-WHOLE_HEAD_ONLY = ARCHITECTURES["whole head only"]
-OWN_SLIDING_BASE = ARCHITECTURES["own sliding base"]
+ARCHITECTURES_READING_BETAS = ARCHITECTURES_BY_FACT["reads betas"]
+ARCHITECTURES_READING_LOG_MULTIPLIER = ARCHITECTURES_BY_FACT["reads yarn_log_multiplier"]
+ARCHITECTURES_OF_WHOLE_HEADS = ARCHITECTURES_BY_FACT["whole head only"]
+ARCHITECTURES_OF_OWN_SLIDING_BASE = ARCHITECTURES_BY_FACT["own sliding base"]
 """Windowed layers have the base 10000 unless rope.freq_base_swa says another. In all others they
 share the full layers' base."""
-SCALED_SLIDING = ARCHITECTURES["scaled sliding"]
-PLAIN_SLIDING = ARCHITECTURES["plain sliding"]
+ARCHITECTURES_SCALING_SLIDING = ARCHITECTURES_BY_FACT["scaled sliding"]
+ARCHITECTURES_OF_PLAIN_SLIDING = ARCHITECTURES_BY_FACT["plain sliding"]
 """Windowed layers have neither the scaling nor a multiplier: laguna.cpp:186, mellum.cpp:122,
 olmo2.cpp:117."""
-BASE_OF_ALL = ARCHITECTURES["base of all layers"]
+ARCHITECTURES_OF_ONE_BASE = ARCHITECTURES_BY_FACT["base of all layers"]
 """The graph gives windowed layers the full layers' base, whatever rope.freq_base_swa says:
 cohere2.cpp:89, cohere2moe.cpp:184, exaone-moe.cpp:150, exaone4.cpp:127, mellum.cpp:122,
 olmo2.cpp:117."""
-TWO_KINDS = (*OWN_SLIDING_BASE, *SCALED_SLIDING, *PLAIN_SLIDING, "muse-glimmer")
-FREQS_OF_FULL_LAYERS = ARCHITECTURES["freqs of full layers only"]
-SCALINGS = ("none", "linear", "yarn", "longrope")
+ARCHITECTURES_OF_TWO_KINDS = (
+    *ARCHITECTURES_OF_OWN_SLIDING_BASE,
+    *ARCHITECTURES_SCALING_SLIDING,
+    *ARCHITECTURES_OF_PLAIN_SLIDING,
+    "muse-glimmer",
+)
+ARCHITECTURES_OF_FULL_LAYER_FREQS = ARCHITECTURES_BY_FACT["freqs of full layers only"]
+SCALING_TYPES = ("none", "linear", "yarn", "longrope")
 
-SWITCHED_BY_A_KEY = ("granite", "granitehybrid")
+ARCHITECTURES_SWITCHED_BY_A_KEY = ("granite", "granitehybrid")
 """rope.scaling.finetuned = false means here that no layer rotates: granite.cpp:33 and :216,
 granite-hybrid.cpp:16 and :210. granite-moe.cpp does not read the key."""
 
-READS_ATTENTION_SCALE = ("granite", "granitemoe", "granitehybrid", "granite_swa")
+ARCHITECTURES_READING_ATTENTION_SCALE = ("granite", "granitemoe", "granitehybrid", "granite_swa")
 """They read attention.scale, 0 for the usual one: granite.cpp:10 and :235, granite-moe.cpp:8,
 granite-hybrid.cpp:8 and :223, granite-swa.cpp:10 and :231."""
-NOT_SCALED = ("gemma3n", "gemma4", "gemma4-assistant")
+ARCHITECTURES_OF_SCALE_ONE = ("gemma3n", "gemma4", "gemma4-assistant")
 """Their scale is 1: gemma3n.cpp:8, gemma4.cpp:12, gemma4-assistant.cpp:12."""
-LAYERS_OF_MODEL_SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
+NUM_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 """Number of layers by which libllama knows the 27B model, whose scale goes with the width of the
 model per head and not with the head dimension: gemma2.cpp:25, gemma3.cpp:29."""
-SCALED_BY_ROTATED = ("gpt-oss",)
+ARCHITECTURES_SCALED_BY_ROTATED = ("gpt-oss",)
 """Their scale goes with the number of rotated channels: openai-moe.cpp:113."""
 GROKS_SCALE = 0.08838834764831845
 """Grok's where attention.output_scale does not say another: grok.cpp:8 and :18, and the product is
@@ -95,20 +100,20 @@ def _compute_from_accepted_file(
 ) -> ComputedPositions:
     """Return what libllama computes from a file that it accepts. model: what it was converted from,
     where that is known."""
-    layers = _rotations_by_kind(meta, length, model)
-    if model is not None and meta.architecture not in CONVERTED:
-        without_rotation = model.without_rotation
+    rotations = _rotations_by_kind(meta, length, model)
+    if model is not None and meta.architecture not in ARCHITECTURES_WRITTEN_WHOLE:
+        unrotated_layers = model.without_rotation
     else:
-        without_rotation = _unrotated_in_graph(meta)
-        if meta.num_layers and len(without_rotation) == meta.num_layers:
-            layers = {}
+        unrotated_layers = _unrotated_in_graph(meta)
+        if meta.num_layers and len(unrotated_layers) == meta.num_layers:
+            rotations = {}
     return ComputedPositions(
         None,
-        layers,
+        rotations,
         _softmax_scale(meta, model),
         _frequency_switch(meta),
         None,
-        without_rotation,
+        unrotated_layers,
         version=RELEASES["llama.cpp"].read,
     )
 
@@ -118,66 +123,78 @@ def _rotations_by_kind(
 ) -> dict[str, LayerRotation]:
     """Return the rotation of each kind of layer: of the model's kinds where the model is known,
     else of those that the file's keys tell apart."""
-    full = full_attention_rotation(meta, length or meta.context_length)
+    full_rotation = full_attention_rotation(meta, length or meta.context_length)
     if model is not None:
         if not model.has_rope_dict_per_kind:
-            return {"all": full}
-        windowed = sliding_window_rotation(meta)
-        return {kind: windowed if "sliding" in kind else full for kind in model.layer_kinds}
+            return {"all": full_rotation}
+        windowed_rotation = sliding_window_rotation(meta)
+        return {
+            kind: windowed_rotation if "sliding" in kind else full_rotation
+            for kind in model.layer_kinds
+        }
     has_windows = meta.freq_base_swa is not None or meta.sliding_window
-    if meta.architecture in TWO_KINDS and has_windows:
-        windowed = sliding_window_rotation(meta)
-        if windowed != full:
-            return {"full_attention": full, "sliding_attention": windowed}
-    return {"all": full}
+    if meta.architecture in ARCHITECTURES_OF_TWO_KINDS and has_windows:
+        windowed_rotation = sliding_window_rotation(meta)
+        if windowed_rotation != full_rotation:
+            return {"full_attention": full_rotation, "sliding_attention": windowed_rotation}
+    return {"all": full_rotation}
 
 
 @cache
 def known_architectures() -> frozenset[str]:
     """Return the architectures of llama.cpp whose source posenc's authors have read."""
     architectures = [
-        line["architecture"] for line in facts_of_runtime("llama.cpp")["families"].values()
+        facts["architecture"] for facts in facts_of_runtime("llama.cpp")["families"].values()
     ]
-    return frozenset((*architectures, *LOADS_FREQS, *LOADS_FACTORS, *READS_BETAS, *TWO_KINDS))
+    return frozenset(
+        (
+            *architectures,
+            *ARCHITECTURES_LOADING_FREQS,
+            *ARCHITECTURES_LOADING_FACTORS,
+            *ARCHITECTURES_READING_BETAS,
+            *ARCHITECTURES_OF_TWO_KINDS,
+        )
+    )
 
 
 def refuse_tensors_or_scaling(meta: Metadata) -> None:
     """Raise RefusedError if libllama does not accept a tensor or the scaling of the file."""
-    if meta.scaling_type not in SCALINGS:
+    if meta.scaling_type not in SCALING_TYPES:
         raise RefusedError(
             f"llama.cpp: unknown rope.scaling.type {meta.scaling_type!r}, expected one of "
-            f"{', '.join(SCALINGS)}; the model fails to load"
+            f"{', '.join(SCALING_TYPES)}; the model fails to load"
         )
     if meta.rope_freqs is not None:
-        if meta.architecture not in LOADS_FREQS:
+        if meta.architecture not in ARCHITECTURES_LOADING_FREQS:
             raise RefusedError(
                 f"llama.cpp: the architecture {meta.architecture} loads no rope_freqs.weight: "
                 "wrong number of tensors, the model fails to load"
             )
-        if meta.scaling_type == "longrope" and meta.architecture in LOADS_FACTORS:
+        if meta.scaling_type == "longrope" and meta.architecture in ARCHITECTURES_LOADING_FACTORS:
             raise RefusedError(
                 "llama.cpp: with rope.scaling.type longrope it wants rope_factors_long.weight, "
                 "not rope_freqs.weight; the model fails to load"
             )
     _refuse_unread_factor_lists(meta)
-    if meta.architecture in WHOLE_HEAD_ONLY and meta.dimension_count != meta.head_dim:
+    if meta.architecture in ARCHITECTURES_OF_WHOLE_HEADS and meta.dimension_count != meta.head_dim:
         raise RefusedError(
             f"llama.cpp: invalid n_rot: {meta.dimension_count}, expected {meta.head_dim}"
         )
     for name in ("rope_freqs", "factors_long", "factors_short"):
-        values = getattr(meta, name)
-        if values is not None and len(values) != meta.dimension_count // 2:
+        divisors = getattr(meta, name)
+        if divisors is not None and len(divisors) != meta.dimension_count // 2:
             raise RefusedError(
-                f"llama.cpp: {name} has {len(values)} values for {meta.dimension_count // 2} pairs"
+                f"llama.cpp: {name} has {len(divisors)} values for "
+                f"{meta.dimension_count // 2} pairs"
             )
 
 
 def _refuse_unread_factor_lists(meta: Metadata) -> None:
     """Raise RefusedError for longrope's lists where the architecture does not load them: the loader
     then counts more tensors than it has asked for."""
-    if not meta.has_factor_lists or meta.architecture in LOADS_FACTORS_OF_ANY_TYPE:
+    if not meta.has_factor_lists or meta.architecture in ARCHITECTURES_LOADING_FACTORS_ALWAYS:
         return
-    if meta.architecture not in LOADS_FACTORS:
+    if meta.architecture not in ARCHITECTURES_LOADING_FACTORS:
         why = f"the architecture {meta.architecture} loads no rope_factors"
     elif meta.scaling_type != "longrope":
         why = f"rope_factors are loaded only with {meta.architecture}.rope.scaling.type longrope"
@@ -193,17 +210,19 @@ def full_attention_rotation(meta: Metadata, length: int) -> LayerRotation:
     divisors = _divisors(meta, length)
     factor = 1.0 if meta.scaling_type == "none" else meta.scaling_factor
     if meta.scaling_type != "yarn":
-        plain = float64_formulas.divide_each(
+        divided_inv_freq = float64_formulas.divide_each(
             float64_formulas.unscaled_frequencies(dim, theta), divisors
         )
-        return LayerRotation(float64_formulas.linear_frequencies(plain, factor), meta.attn_factor)
-    fast = 32.0
-    slow = 1.0
-    if meta.architecture in READS_BETAS:
-        fast = meta.beta_fast or fast
-        slow = meta.beta_slow or slow
+        return LayerRotation(
+            float64_formulas.linear_frequencies(divided_inv_freq, factor), meta.attn_factor
+        )
+    beta_fast = 32.0
+    beta_slow = 1.0
+    if meta.architecture in ARCHITECTURES_READING_BETAS:
+        beta_fast = meta.beta_fast or beta_fast
+        beta_slow = meta.beta_slow or beta_slow
     inv_freq = float64_formulas.yarn_frequencies(
-        dim, theta, factor, meta.original_length, fast, slow
+        dim, theta, factor, meta.original_length, beta_fast, beta_slow
     )
     return LayerRotation(
         float64_formulas.divide_each(inv_freq, divisors), _yarn_multiplier(meta, factor)
@@ -212,35 +231,39 @@ def full_attention_rotation(meta: Metadata, length: int) -> LayerRotation:
 
 def sliding_base(meta: Metadata) -> float:
     """Return the base of the windowed layers."""
-    if meta.architecture in BASE_OF_ALL:
+    if meta.architecture in ARCHITECTURES_OF_ONE_BASE:
         return meta.freq_base
     if meta.freq_base_swa is not None:
         return meta.freq_base_swa
-    return DEFAULT_FREQ_BASE if meta.architecture in OWN_SLIDING_BASE else meta.freq_base
+    return (
+        DEFAULT_FREQ_BASE
+        if meta.architecture in ARCHITECTURES_OF_OWN_SLIDING_BASE
+        else meta.freq_base
+    )
 
 
 def sliding_window_rotation(meta: Metadata) -> LayerRotation:
     """Return the rotation of the layers with a sliding window: usually without scaling, and with
     the full layers' attn_factor."""
     base = sliding_base(meta)
-    is_scaled = meta.architecture in SCALED_SLIDING
-    dims = meta.dimension_count_swa or meta.dimension_count
+    is_scaled = meta.architecture in ARCHITECTURES_SCALING_SLIDING
+    dim = meta.dimension_count_swa or meta.dimension_count
     if is_scaled:
-        like_full = replace(meta, freq_base=base, dimension_count=dims)
-        return full_attention_rotation(like_full, meta.context_length)
-    if meta.architecture in PLAIN_SLIDING:
-        return LayerRotation(float64_formulas.unscaled_frequencies(dims, base))
+        meta_like_full = replace(meta, freq_base=base, dimension_count=dim)
+        return full_attention_rotation(meta_like_full, meta.context_length)
+    if meta.architecture in ARCHITECTURES_OF_PLAIN_SLIDING:
+        return LayerRotation(float64_formulas.unscaled_frequencies(dim, base))
     multiplier = meta.attn_factor
     if meta.scaling_type == "yarn":
         # These layers are not stretched, so yarn's own temperature for the factor, which
         # _yarn_multiplier includes, is divided out. The rest of the multiplier stays.
         factor = meta.scaling_factor
         multiplier = _yarn_multiplier(meta, factor) / float64_formulas.yarn_attention_factor(factor)
-    freqs = meta.rope_freqs
-    if freqs is None or meta.architecture in FREQS_OF_FULL_LAYERS:
-        freqs = (1.0,) * ((dims + 1) // 2)
+    divisors = meta.rope_freqs
+    if divisors is None or meta.architecture in ARCHITECTURES_OF_FULL_LAYER_FREQS:
+        divisors = (1.0,) * ((dim + 1) // 2)
     return LayerRotation(
-        float64_formulas.divide_each(float64_formulas.unscaled_frequencies(dims, base), freqs),
+        float64_formulas.divide_each(float64_formulas.unscaled_frequencies(dim, base), divisors),
         multiplier,
     )
 
@@ -258,18 +281,22 @@ def _mscale_all_dim(meta: Metadata) -> float:
     """Return mscale_all_dim, computed from the key yarn_log_multiplier: Mistral's converter writes
     it there unchanged, DeepSeek's a tenth of it. 0 for an architecture that does not read the
     key."""
-    value = meta.log_multiplier or 0.0
-    if meta.architecture not in READS_LOG_MULTIPLIER:
+    log_multiplier = meta.log_multiplier or 0.0
+    if meta.architecture not in ARCHITECTURES_READING_LOG_MULTIPLIER:
         return 0.0
-    return value if meta.architecture == "mistral3" else value / 0.1
+    return log_multiplier if meta.architecture == "mistral3" else log_multiplier / 0.1
 
 
 def _yarn_multiplier(meta: Metadata, factor: float) -> float:
     """Return yarn's multiplier of cos and sin, times attn_factor."""
     mscale_all_dim = _mscale_all_dim(meta)
     mscale = mscale_all_dim if meta.architecture == "deepseek2" and mscale_all_dim else 1.0
-    upper = float64_formulas.yarn_attention_factor(factor, mscale)
-    return upper / float64_formulas.yarn_attention_factor(factor, mscale_all_dim) * meta.attn_factor
+    numerator = float64_formulas.yarn_attention_factor(factor, mscale)
+    return (
+        numerator
+        / float64_formulas.yarn_attention_factor(factor, mscale_all_dim)
+        * meta.attn_factor
+    )
 
 
 def _softmax_scale(meta: Metadata, model: Model | None) -> float | None:
@@ -294,15 +321,15 @@ def _frequency_switch(meta: Metadata) -> Switch:
 def _scale_in_graph(meta: Metadata) -> float:
     """Return the factor of q.k, before any temperature of the positions."""
     usual_scale = meta.head_dim**-0.5
-    if meta.architecture in READS_ATTENTION_SCALE:
+    if meta.architecture in ARCHITECTURES_READING_ATTENTION_SCALE:
         return meta.attention_scale or usual_scale
-    if meta.architecture in NOT_SCALED:
+    if meta.architecture in ARCHITECTURES_OF_SCALE_ONE:
         return 1.0
     if meta.architecture == "grok":
         return GROKS_SCALE if meta.output_scale is None else meta.output_scale
-    if meta.architecture in SCALED_BY_ROTATED:
+    if meta.architecture in ARCHITECTURES_SCALED_BY_ROTATED:
         return meta.dimension_count**-0.5
-    is_27b = LAYERS_OF_MODEL_SCALED_BY_WIDTH.get(meta.architecture) == meta.num_layers
+    is_27b = NUM_LAYERS_OF_27B.get(meta.architecture) == meta.num_layers
     if is_27b and meta.width_per_head:
         return meta.width_per_head**-0.5
     return usual_scale
@@ -310,9 +337,9 @@ def _scale_in_graph(meta: Metadata) -> float:
 
 def _unrotated_in_graph(meta: Metadata) -> tuple[int, ...]:
     """Return the layers that the graph does not rotate."""
-    if meta.architecture in SWITCHED_BY_A_KEY and not meta.rotates:
+    if meta.architecture in ARCHITECTURES_SWITCHED_BY_A_KEY and not meta.rotates:
         return tuple(range(meta.num_layers))
-    rule = UNROTATED_LAYERS.get(meta.architecture)
+    rule = RULES_OF_UNROTATED_LAYERS.get(meta.architecture)
     return () if rule is None else tuple(rule(meta))
 
 
@@ -345,7 +372,11 @@ def _unrotated_in_exaone4(meta: Metadata) -> Iterator[int]:
 def _unrotated_in_cohere2moe(meta: Metadata) -> Iterator[int]:
     """Yield the layers with full attention, the first of each n (the file's n, or 4), behind the
     dense layers that come first."""
-    return (i for i in _layers_without_window(meta, first=True) if i >= meta.leading_dense)
+    return (
+        i
+        for i in _layers_without_window(meta, full_comes_first=True)
+        if i >= meta.num_leading_dense
+    )
 
 
 def _unrotated_in_granite_swa(meta: Metadata) -> Iterator[int]:
@@ -354,20 +385,23 @@ def _unrotated_in_granite_swa(meta: Metadata) -> Iterator[int]:
     return (i for i in range(min(meta.num_layers, len(pattern))) if not pattern[i])
 
 
-def _layers_without_window(meta: Metadata, first: bool = False) -> Iterator[int]:
-    """Yield the layers without a window: by a list of flags, or the last (`first`: the first) of
-    each n layers, of each 4 where the file says no n: llama-model.cpp:3434, llama-hparams.cpp:8."""
-    pattern = 4 if meta.window_pattern is None else meta.window_pattern
+def _layers_without_window(meta: Metadata, full_comes_first: bool = False) -> Iterator[int]:
+    """Yield the layers without a window: by a list of flags, or the last (`full_comes_first`: the
+    first) of each n layers, of each 4 where the file says no n: llama-model.cpp:3434,
+    llama-hparams.cpp:8."""
+    flags_or_period = 4 if meta.window_pattern is None else meta.window_pattern
     for i in range(meta.num_layers):
-        if isinstance(pattern, tuple):
-            is_windowed = i < len(pattern) and bool(pattern[i])
+        if isinstance(flags_or_period, tuple):
+            is_windowed = i < len(flags_or_period) and bool(flags_or_period[i])
         else:
-            is_windowed = pattern == 0 or i % pattern != (0 if first else pattern - 1)
+            is_windowed = flags_or_period == 0 or i % flags_or_period != (
+                0 if full_comes_first else flags_or_period - 1
+            )
         if not is_windowed:
             yield i
 
 
-UNROTATED_LAYERS: dict[str, Callable[[Metadata], Iterator[int]]] = {
+RULES_OF_UNROTATED_LAYERS: dict[str, Callable[[Metadata], Iterator[int]]] = {
     "afmoe": partial(_last_of_each, 4),  # afmoe.cpp:135
     "cohere2": _layers_without_window,  # cohere2.cpp:89
     "cohere2moe": _unrotated_in_cohere2moe,  # cohere2moe.cpp:29, :171, :184
@@ -381,6 +415,14 @@ UNROTATED_LAYERS: dict[str, Callable[[Metadata], Iterator[int]]] = {
     "smollm3": partial(_last_of_each, 4),  # smollm3.cpp:5, :69
 }
 """Architecture -> the rule of its layers that do not rotate."""
-CONVERTED = ("afmoe", "cohere2", "cohere2moe", "exaone-moe", "exaone4", "llama4", "smollm3")
+ARCHITECTURES_WRITTEN_WHOLE = (
+    "afmoe",
+    "cohere2",
+    "cohere2moe",
+    "exaone-moe",
+    "exaone4",
+    "llama4",
+    "smollm3",
+)
 """Architectures of which the converter says all that these rules read. For others a config's own
 rule is taken."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import (
-    LLAMA3,
+    LLAMA3_DEFAULTS,
     STOPPING_DIVISOR,
     NotReadError,
     RefusedError,
@@ -20,7 +20,7 @@ from posenc.runtimes.runtime_facts import RuntimeFacts
 
 HUNYUAN_LENGTH = 256 << 10
 """Tokens: the length that the converter writes for every model of HunYuan."""
-WRITES_FACTORS = ("phi3", "phimoe", "minicpm3", "minicpm")
+ARCHITECTURES_WITH_FACTORS = ("phi3", "phimoe", "minicpm3", "minicpm")
 """Architectures whose converter writes longrope's lists and their temperature."""
 
 
@@ -55,50 +55,52 @@ def converted_metadata(model: Model) -> Metadata:
     full_attention_model = (
         model.with_sizes_of_kind("full_attention") if model.has_rope_dict_per_kind else model
     )
-    dims = _dimension_count(full_attention_model, parameters)
+    dim = _dimension_count(full_attention_model, parameters)
     if model.has_rope_dict_per_kind and model.head_dims_differ:
         fields["dimension_count_swa"] = model.head_dim
-    fields.update(_scaling_fields(model, parameters, dims))
+    fields.update(_scaling_fields(model, parameters, dim))
     fields.update(_log_multiplier_field(parameters, facts.architecture))
     fields.update(_attention_fields(model, facts.architecture))
     return Metadata(
         facts.architecture,
-        dimension_count=dims,
+        dimension_count=dim,
         head_dim=full_attention_model.latent_query_width
         if full_attention_model.is_mla
         else full_attention_model.head_dim,
         num_layers=model.num_layers,
-        given=frozenset(fields),
+        given_fields=frozenset(fields),
         **fields,
     )
 
 
-def _scaling_fields(model: Model, parameters: Mapping[str, Any], dims: int) -> dict[str, Any]:
+def _scaling_fields(model: Model, parameters: Mapping[str, Any], dim: int) -> dict[str, Any]:
     """Return the keys and factor tensors of the type of scaling."""
     facts = LlamaCppFacts.of(model.facts["llama_cpp"])
-    kind = str(parameters.get("rope_type", "default"))
-    if model.model_type in transformers5.HUNYUAN and kind == "dynamic":
-        return _hunyuan_fields(model, parameters, dims)
-    if facts.architecture in WRITES_FACTORS:
-        return _longrope_fields(model, parameters, kind, dims)
-    fields = _common_scaling_fields(parameters, kind)
-    if kind == "llama3" and facts.llama3:
-        asserts = not facts.read.startswith("conversion/llama.py")
-        fields["rope_freqs"] = _llama3_divisors(parameters, dims, asserts=asserts)
-    if kind == "proportional" and facts.architecture == "gemma4":
-        fields["rope_freqs"] = _divisors_that_stop_unrotated_pairs(parameters, dims)
+    rope_type = str(parameters.get("rope_type", "default"))
+    if model.model_type in transformers5.HUNYUAN_FAMILIES and rope_type == "dynamic":
+        return _hunyuan_fields(model, parameters, dim)
+    if facts.architecture in ARCHITECTURES_WITH_FACTORS:
+        return _longrope_fields(model, parameters, rope_type, dim)
+    fields = _common_scaling_fields(parameters, rope_type)
+    if rope_type == "llama3" and facts.llama3:
+        refuses_equal_bounds = not facts.read.startswith("conversion/llama.py")
+        fields["rope_freqs"] = _llama3_divisors(
+            parameters, dim, refuses_equal_bounds=refuses_equal_bounds
+        )
+    if rope_type == "proportional" and facts.architecture == "gemma4":
+        fields["rope_freqs"] = _divisors_that_stop_unrotated_pairs(parameters, dim)
     return fields
 
 
 def _divisors_that_stop_unrotated_pairs(
-    parameters: Mapping[str, Any], dims: int
+    parameters: Mapping[str, Any], dim: int
 ) -> tuple[float, ...]:
     """Return the divisors of Gemma 4's frequencies: 1 for pairs of the rotated share,
-    STOPPING_DIVISOR for the others. dims: channels of a head."""
+    STOPPING_DIVISOR for the others. dim: channels of a head."""
     share = float(parameters["partial_rotary_factor"])
     # A pair that does not rotate has frequency 0. Nothing else is read, so any base above 1 does.
-    proportional = float64_formulas.proportional_frequencies(dims, 2.0, share)
-    return tuple(1.0 if frequency else STOPPING_DIVISOR for frequency in proportional)
+    inv_freq = float64_formulas.proportional_frequencies(dim, 2.0, share)
+    return tuple(1.0 if frequency else STOPPING_DIVISOR for frequency in inv_freq)
 
 
 def _log_multiplier_field(parameters: Mapping[str, Any], architecture: str) -> dict[str, Any]:
@@ -115,35 +117,35 @@ def _attention_fields(model: Model, architecture: str) -> dict[str, Any]:
     """Return what decides which layers rotate and what multiplies q.k, for the architectures whose
     converter writes it: conversion/afmoe.py:35, command_r.py:41 and :100, exaone.py:84,
     llama.py:396."""
-    window = _window_size(model)
-    types = model.layer_types
-    windowed = tuple(int(kind == "sliding_attention") for kind in types)
+    window_size = _window_size(model)
+    layer_types = model.layer_types
+    window_flags = tuple(int(kind == "sliding_attention") for kind in layer_types)
     if architecture.startswith("granite"):  # granite.py:39
-        scale = model.get("attention_multiplier")
-        return {"attention_scale": scale} if scale else {}
+        attention_scale = model.get("attention_multiplier")
+        return {"attention_scale": attention_scale} if attention_scale else {}
     if architecture in ("gemma2", "gemma3"):
-        hidden = model.size("hidden_size")
-        return {"width_per_head": hidden // model.num_heads}
+        hidden_size = model.size("hidden_size")
+        return {"width_per_head": hidden_size // model.num_heads}
     if architecture == "llama4":
-        return {"sliding_window": 0} if set(types) == {"full_attention"} else {}
+        return {"sliding_window": 0} if set(layer_types) == {"full_attention"} else {}
     if architecture == "cohere2":
-        return {"sliding_window": window}
+        return {"sliding_window": window_size}
     if architecture == "cohere2moe":
         num_dense_layers = model.config.get("first_k_dense_replace") or 0
         return {
-            "sliding_window": window,
-            "window_pattern": windowed,
-            "leading_dense": num_dense_layers,
+            "sliding_window": window_size,
+            "window_pattern": window_flags,
+            "num_leading_dense": num_dense_layers,
         }
-    if architecture in ("exaone4", "exaone-moe") and window is not None:
-        return {"sliding_window": window, "window_pattern": windowed}
+    if architecture in ("exaone4", "exaone-moe") and window_size is not None:
+        return {"sliding_window": window_size, "window_pattern": window_flags}
     return {}
 
 
 def _window_size(model: Model) -> int | None:
     """Return how many keys the layers with a sliding window see; None without such a number."""
-    window = model.get("sliding_window")
-    return window if isinstance(window, int) and window > 0 else None
+    window_size = model.get("sliding_window")
+    return window_size if isinstance(window_size, int) and window_size > 0 else None
 
 
 def _require_float(value: Any) -> float:
@@ -174,12 +176,14 @@ def _rope_settings(model: Model) -> _RopeSettings:
     try:
         if not model.has_rope_dict_per_kind:
             return _RopeSettings(_flat_rope_dict(model), None)
-        resolved = transformers5.resolve_rope_dicts(model)
-        full = resolved.get("full_attention") or next(iter(resolved.values()))
-        return _RopeSettings(full, resolved.get("sliding_attention", {}).get("rope_theta"))
+        resolved_dicts = transformers5.resolve_rope_dicts(model)
+        full_dict = resolved_dicts.get("full_attention") or next(iter(resolved_dicts.values()))
+        return _RopeSettings(
+            full_dict, resolved_dicts.get("sliding_attention", {}).get("rope_theta")
+        )
     except RefusedError:
-        raw = model.config.get("rope_parameters", model.config.get("rope_scaling")) or {}
-        p = dict(raw) if isinstance(raw, Mapping) else {}
+        dict_in_config = model.config.get("rope_parameters", model.config.get("rope_scaling")) or {}
+        p = dict(dict_in_config) if isinstance(dict_in_config, Mapping) else {}
         p.setdefault("rope_theta", model.config.get("rope_theta"))
         p.setdefault("rope_type", p.get("type", "default"))
         return _RopeSettings(p, None)
@@ -201,12 +205,12 @@ def _dimension_count(model: Model, parameters: Mapping[str, Any]) -> int:
     return int(model.head_dim * share)
 
 
-def _common_scaling_fields(p: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _common_scaling_fields(p: Mapping[str, Any], rope_type: str) -> dict[str, Any]:
     """Return the keys that most converters write for a type; none for one that they do not know."""
     factor = p.get("factor")
-    if kind == "linear" and factor is not None:
+    if rope_type == "linear" and factor is not None:
         return {"scaling_type": "linear", "scaling_factor": _require_float(factor)}
-    if kind == "yarn" and factor is not None:
+    if rope_type == "yarn" and factor is not None:
         fields: dict[str, Any] = {
             "scaling_type": "yarn",
             "scaling_factor": _require_float(factor),
@@ -214,20 +218,20 @@ def _common_scaling_fields(p: Mapping[str, Any], kind: str) -> dict[str, Any]:
                 p["original_max_position_embeddings"], "original length"
             ),
         }
-        optional = {
+        optional_values = {
             "yarn_ext_factor": p.get("extrapolation_factor"),
             "yarn_attn_factor": p.get("attention_factor", p.get("attn_factor")),
             "beta_fast": p.get("beta_fast"),
             "beta_slow": p.get("beta_slow"),
         }
-        fields.update({k: _require_float(v) for k, v in optional.items() if v is not None})
+        fields.update({k: _require_float(v) for k, v in optional_values.items() if v is not None})
         return fields
-    if kind in ("su", "longrope"):
+    if rope_type in ("su", "longrope"):
         return {"scaling_type": "longrope"}
     return {}
 
 
-def _hunyuan_fields(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, Any]:
+def _hunyuan_fields(model: Model, p: Mapping[str, Any], dim: int) -> dict[str, Any]:
     """Return the keys of HunYuan's models, whose base is stretched by alpha.
 
     Raises: RefusedError for other values than those of the published models, as the converter does.
@@ -236,11 +240,11 @@ def _hunyuan_fields(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, 
     alpha = require_number(p.get("alpha", 50 if is_dense else 1000), "alpha")
     base = require_number(p.get("rope_theta", 10000.0), "rope_theta")
     length_is_published = model.max_positions in (32 << 10, HUNYUAN_LENGTH)
-    alpha_is_published = is_dense or (alpha == 1000 and dims == 128)
+    alpha_is_published = is_dense or (alpha == 1000 and dim == 128)
     if base != 10000.0 or not length_is_published or not alpha_is_published:
         raise RefusedError("AssertionError: HunYuan dynamic RoPE scaling assumptions changed")
     return {
-        "freq_base": float64_formulas.ntk_theta(base, alpha, dims),
+        "freq_base": float64_formulas.ntk_theta(base, alpha, dim),
         "scaling_type": "none",
         "scaling_factor": 1.0,
         "original_length": HUNYUAN_LENGTH,
@@ -248,11 +252,13 @@ def _hunyuan_fields(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, 
     }
 
 
-def _longrope_fields(model: Model, p: Mapping[str, Any], kind: str, dims: int) -> dict[str, Any]:
+def _longrope_fields(
+    model: Model, p: Mapping[str, Any], rope_type: str, dim: int
+) -> dict[str, Any]:
     """Return the keys of longrope with its two lists and its multiplier, as the converters of Phi-3
     and MiniCPM write them.
 
-    kind: the rope type. dims: rotated channels of a head.
+    rope_type: the rope type. dim: rotated channels of a head.
     Raises: RefusedError where the converter stops.
     """
     original_length = p.get("original_max_position_embeddings")
@@ -264,22 +270,20 @@ def _longrope_fields(model: Model, p: Mapping[str, Any], kind: str, dims: int) -
     short_factors = p.get("short_factor")
     if not long_factors:
         return fields
-    scale = model.max_positions / original_length
-    if kind in ("su", "longrope"):
-        fields["attn_factor"] = float64_formulas.longrope_attention_factor(scale, original_length)
-    elif kind == "yarn":
-        fields["attn_factor"] = float64_formulas.yarn_attention_factor(scale)
+    length_ratio = model.max_positions / original_length
+    if rope_type in ("su", "longrope"):
+        fields["attn_factor"] = float64_formulas.longrope_attention_factor(
+            length_ratio, original_length
+        )
+    elif rope_type == "yarn":
+        fields["attn_factor"] = float64_formulas.yarn_attention_factor(length_ratio)
     else:
         raise RefusedError(
-            f"NotImplementedError: The rope scaling type {kind} is not supported yet"
+            f"NotImplementedError: The rope scaling type {rope_type} is not supported yet"
         )
-    if (
-        not short_factors
-        or len(long_factors) != len(short_factors)
-        or len(long_factors) != dims / 2
-    ):
+    if not short_factors or len(long_factors) != len(short_factors) or len(long_factors) != dim / 2:
         raise RefusedError(
-            f"ValueError: The length of rope long and short factors must be {dims / 2}. "
+            f"ValueError: The length of rope long and short factors must be {dim / 2}. "
             f"long_factors = {len(long_factors)}, short_factors = {len(short_factors or ())}."
         )
     fields["factors_long"] = tuple(long_factors)
@@ -287,16 +291,20 @@ def _longrope_fields(model: Model, p: Mapping[str, Any], kind: str, dims: int) -
     return fields
 
 
-def _llama3_divisors(p: Mapping[str, Any], dims: int, *, asserts: bool) -> tuple[float, ...]:
+def _llama3_divisors(
+    p: Mapping[str, Any], dim: int, *, refuses_equal_bounds: bool
+) -> tuple[float, ...]:
     """Return llama3's divisors of the frequencies, one for each of the dims / 2 pairs.
 
-    asserts: raise RefusedError if low_freq_factor == high_freq_factor, as all converters do but
-    Llama's: Llama 4 has equal ones.
+    refuses_equal_bounds: raise RefusedError if low_freq_factor == high_freq_factor, as all
+    converters do but Llama's: Llama 4 has equal ones.
     """
-    p = {"rope_theta": 10000.0, **LLAMA3, **p}
-    factor, low, high, original_length, theta = (
-        require_number(p[key], key) for key in (*LLAMA3, "rope_theta")
+    p = {"rope_theta": 10000.0, **LLAMA3_DEFAULTS, **p}
+    factor, low_freq_factor, high_freq_factor, original_length, theta = (
+        require_number(p[key], key) for key in (*LLAMA3_DEFAULTS, "rope_theta")
     )
-    if asserts and math.isclose(low, high):
+    if refuses_equal_bounds and math.isclose(low_freq_factor, high_freq_factor):
         raise RefusedError("AssertionError: low_freq_wavelen != high_freq_wavelen")
-    return float64_formulas.llama3_divisors(dims, theta, factor, low, high, original_length)
+    return float64_formulas.llama3_divisors(
+        dim, theta, factor, low_freq_factor, high_freq_factor, original_length
+    )

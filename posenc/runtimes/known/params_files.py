@@ -15,14 +15,14 @@ from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.known import RUNTIMES
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
 from posenc.runtimes.known.registry import unrecorded_version
-from posenc.runtimes.known.releases import AS_READ, RELEASES, is_recorded
+from posenc.runtimes.known.releases import RELEASES, VERSIONS_AS_READ, is_recorded
 
-NOT_READ = {
+REASONS_NOT_READ = {
     ("sglang", "mistral"): "opens it for some names of models only (mistral_utils.py:164)",
     ("sglang", "speculators"): "may open it; posenc has not read what it computes",
 }
 """Runtime and spelling -> what is known of it, where posenc has not read what it computes."""
-VLLM_OPENS = ("mistral", "speculators")
+SPELLINGS_OPENED_BY_VLLM = ("mistral", "speculators")
 """Spellings that vLLM reads, the first by --config-format mistral
 (transformers_utils/configs/mistral.py), the other as a draft (configs/speculators/base.py). Of the
 others, llama.cpp's converter opens Mistral's by --mistral-format (conversion/mistral.py)."""
@@ -32,7 +32,7 @@ def emulate_params_file(
     config: Mapping[str, Any],
     spelling: str,
     length: int | None = None,
-    versions: Mapping[str, str] = AS_READ,
+    versions: Mapping[str, str] = VERSIONS_AS_READ,
 ) -> dict[str, ComputedPositions]:
     """Return what each runtime computes from a checkpoint in a vendor's own spelling.
 
@@ -40,20 +40,20 @@ def emulate_params_file(
     "deepseek" or "speculators". The other arguments are those of `emulate`.
     """
     results = {}
-    for name in RUNTIMES:
-        version = versions.get(name)
-        if version is not None and not is_recorded(name, version):
-            results[name] = unrecorded_version(name, version)
-        elif name == "vllm" and spelling in VLLM_OPENS:
-            results[name] = RUNTIMES[name](config, length, version)
-        elif spelling == "mistral" and name == "llama.cpp":
-            results[name] = _llama_cpp_result(config, length)
+    for runtime in RUNTIMES:
+        version = versions.get(runtime)
+        if version is not None and not is_recorded(runtime, version):
+            results[runtime] = unrecorded_version(runtime, version)
+        elif runtime == "vllm" and spelling in SPELLINGS_OPENED_BY_VLLM:
+            results[runtime] = RUNTIMES[runtime](config, length, version)
+        elif spelling == "mistral" and runtime == "llama.cpp":
+            results[runtime] = _llama_cpp_result(config, length)
         else:
-            why = NOT_READ.get((name, spelling))
-            results[name] = ComputedPositions(
-                f"{name} {why or f'opens no file of {spelling}'}",
+            why = REASONS_NOT_READ.get((runtime, spelling))
+            results[runtime] = ComputedPositions(
+                f"{runtime} {why or f'opens no file of {spelling}'}",
                 known="no such file" if why is None else "unknown",
-                version=version or RELEASES[name].read,
+                version=version or RELEASES[runtime].read,
             )
     return results
 
@@ -83,12 +83,14 @@ def _yarn_fields(yarn: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: RefusedError where one of its keys is missing, at which the converter stops.
     """
-    keys = {
+    key_of_field = {
         "scaling_factor": "factor",
         "original_length": "original_max_position_embeddings",
         "beta_fast": "beta_fast",
         "beta_slow": "beta_slow",
     }
-    fields = {name: require_number(require_key(yarn, key), key) for name, key in keys.items()}
+    fields = {
+        name: require_number(require_key(yarn, key), key) for name, key in key_of_field.items()
+    }
     log_multiplier = 1.0 if yarn.get("attention_factor") == 1.0 else 0.0
     return {"scaling_type": "yarn", "log_multiplier": log_multiplier, **fields}

@@ -9,22 +9,22 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from posenc.runtimes.computed_positions import (
-    ARITHMETIC,
+    ARITHMETIC_ERRORS,
     ComputedPositions,
     NotReadError,
     RefusedError,
 )
 from posenc.runtimes.config_model import BadConfigError, Model, model_of
 from posenc.runtimes.families import (
-    CHOOSE_BY_CLASS,
     RUNTIME_FILES,
+    RUNTIMES_CHOOSING_BY_CLASS,
     class_of_unknown_code,
     facts_of_family,
 )
 from posenc.runtimes.known import llama_cpp, mlx_lm, sglang, transformers4, transformers5, vllm
 from posenc.runtimes.known.releases import (
-    AS_READ,
     RELEASES_IN_WORDS,
+    VERSIONS_AS_READ,
     facts_in_version,
     is_missing,
     is_recorded,
@@ -56,35 +56,35 @@ def emulator(runtime: str, compute: Callable[[Model, int | None], ComputedPositi
         config: Mapping[str, Any], length: int | None = None, version: str | None = None
     ) -> ComputedPositions:
         model = model_of(config)
-        cell = RUNTIME_FILES[runtime]
-        facts = _facts_of(model, cell)
-        model = replace(model, facts={**model.facts, cell: facts})
+        facts_key = RUNTIME_FILES[runtime]
+        facts = _facts_of(model, facts_key)
+        model = replace(model, facts={**model.facts, facts_key: facts})
         if version is not None:
             if not is_recorded(runtime, version):
                 return unrecorded_version(runtime, version)
             facts = facts_in_version(facts, version)
-            model = replace(model, facts={**model.facts, cell: facts})
-        name = str(model.outer_config.get("model_type", model.model_type))
+            model = replace(model, facts={**model.facts, facts_key: facts})
+        model_type = str(model.outer_config.get("model_type", model.model_type))
         since = (facts or {}).get("since", "0")
-        version = version or version_spoken_of(name, runtime, since)
-        if facts is None or is_missing(name, runtime, version):
-            why = f"{runtime} has no model for {name!r}"
+        version = version or version_spoken_of(model_type, runtime, since)
+        if facts is None or is_missing(model_type, runtime, version):
+            why = f"{runtime} has no model for {model_type!r}"
             return ComputedPositions(why, known="no model", version=version)
-        name = model.model_type or "a config without model_type"
-        why = f"posenc does not know what {runtime} computes for {name}"
-        unread = ComputedPositions(why, known="unknown", version=version)
+        config_in_words = model.model_type or "a config without model_type"
+        why = f"posenc does not know what {runtime} computes for {config_in_words}"
+        unknown_result = ComputedPositions(why, known="unknown", version=version)
         unknown_class = class_of_unknown_code(config, model.model_type)
-        if runtime in CHOOSE_BY_CLASS and unknown_class is not None:
-            return unread
+        if runtime in RUNTIMES_CHOOSING_BY_CLASS and unknown_class is not None:
+            return unknown_result
         if not facts or model.has_null_head_dim or _has_key_or_type(model, facts.get("unread", ())):
-            return unread
+            return unknown_result
         if release := _release_that_answered_otherwise(model, runtime, version):
             why = f"{why}: {release} computes something else than posenc knows"
             return ComputedPositions(why, known="unknown", version=version)
         try:
             computed = _compute_or_refusal(compute, model, length)
         except NotReadError:
-            return unread
+            return unknown_result
         computed = _with_unrotated_layers(computed, model, facts.get("no_rope_every"))
         return replace(computed, version=version, read=facts["read"])
 
@@ -99,10 +99,12 @@ def _facts_of(model: Model, facts_key: str) -> Mapping[str, Any] | None:
     language model than for the same language model by itself; they then count, also where they say
     that the runtime has no such model.
     """
-    facts_of_all = facts_of_family(str(model.outer_config.get("model_type"))) or {}
-    if facts_of_all and not model.is_known:  # a language model that the whole does not have
+    facts_of_whole = facts_of_family(str(model.outer_config.get("model_type"))) or {}
+    if facts_of_whole and not model.is_known:  # a language model that the whole does not have
         return {}
-    return facts_of_all[facts_key] if facts_key in facts_of_all else model.facts.get(facts_key, {})
+    return (
+        facts_of_whole[facts_key] if facts_key in facts_of_whole else model.facts.get(facts_key, {})
+    )
 
 
 def _release_that_answered_otherwise(model: Model, runtime: str, version: str) -> str:
@@ -127,7 +129,7 @@ def _compute_or_refusal(
         raise
     except RefusedError as refused:
         return ComputedPositions(str(refused), max_length=refused.max_length)
-    except ARITHMETIC as error:  # values that the runtime's own code stops at as well
+    except ARITHMETIC_ERRORS as error:  # values that the runtime's own code stops at as well
         return ComputedPositions(f"{type(error).__name__}: {error}")
 
 
@@ -138,8 +140,8 @@ def _with_unrotated_layers(
     the result itself for None. period: a number in the code of some runtimes."""
     if not period:
         return computed
-    unrotated = tuple(i for i in range(model.num_layers) if (i + 1) % period == 0)
-    return replace(computed, without_rotation=unrotated)
+    unrotated_layers = tuple(i for i in range(model.num_layers) if (i + 1) % period == 0)
+    return replace(computed, without_rotation=unrotated_layers)
 
 
 def _has_key_or_type(model: Model, words: Iterable[str]) -> bool:
@@ -181,8 +183,8 @@ RUNTIMES: dict[str, Emulator] = {
 def emulate(
     config: Mapping[str, Any],
     length: int | None = None,
-    names: Iterable[str] | None = None,
-    versions: Mapping[str, str] = AS_READ,
+    runtimes: Iterable[str] | None = None,
+    versions: Mapping[str, str] = VERSIONS_AS_READ,
 ) -> dict[str, ComputedPositions]:
     """Return what each of these runtimes (default: all six) computes from a config.json's dict.
 
@@ -193,10 +195,10 @@ def emulate(
     A refusal, or that a runtime does not know the family, is a result and is not raised.
     Raises: ValueError for a name that is no runtime.
     """
-    chosen = list(names) if names is not None else list(RUNTIMES)
-    unknown = [name for name in chosen if name not in RUNTIMES]
-    if unknown:
+    chosen_runtimes = list(runtimes) if runtimes is not None else list(RUNTIMES)
+    unknown_runtimes = [name for name in chosen_runtimes if name not in RUNTIMES]
+    if unknown_runtimes:
         raise ValueError(
-            f"unknown runtime {', '.join(unknown)}; expected one of {', '.join(RUNTIMES)}."
+            f"unknown runtime {', '.join(unknown_runtimes)}; expected one of {', '.join(RUNTIMES)}."
         )
-    return {name: RUNTIMES[name](config, length, versions.get(name)) for name in chosen}
+    return {name: RUNTIMES[name](config, length, versions.get(name)) for name in chosen_runtimes}

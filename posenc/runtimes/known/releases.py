@@ -41,9 +41,9 @@ class ReleaseRange(NamedTuple):
 
 def _release_range(runtime: str) -> ReleaseRange:
     """Return the releases that a runtime's file of facts names."""
-    file = facts_of_runtime(runtime)
+    facts = facts_of_runtime(runtime)
     return ReleaseRange(
-        file["first release"], file["last release"], file["read in"], file.get("source", "")
+        facts["first release"], facts["last release"], facts["read in"], facts.get("source", "")
     )
 
 
@@ -52,7 +52,7 @@ RELEASES = {runtime: _release_range(runtime) for runtime in RUNTIME_FILES}
 newest patch was run."""
 RELEASES_IN_WORDS = {runtime: releases.in_words for runtime, releases in RELEASES.items()}
 """The recorded releases of each runtime, in words."""
-AS_READ: Mapping[str, str] = {}
+VERSIONS_AS_READ: Mapping[str, str] = {}
 """Runtime -> the version to emulate: none named, so that each is the release that was read."""
 
 
@@ -70,22 +70,22 @@ def runtime_and_version(text: str) -> tuple[str, str | None]:
 
     Raises: ValueError for a version that is no number.
     """
-    name, _, version = (part.strip() for part in text.partition("=="))
+    runtime, _, version = (part.strip() for part in text.partition("=="))
     if "==" not in text:
-        return name, None
+        return runtime, None
     if not re.fullmatch(r"b?\d{1,9}(\.\d{1,9}){0,3}", version):
-        raise ValueError(f"--for: {text!r} has no version such as {name}==5.9.")
-    if name == "transformers":
-        name = f"transformers-{4 if version_numbers(version) < (5,) else 5}"
-    return name, version
+        raise ValueError(f"--for: {text!r} has no version such as {runtime}==5.9.")
+    if runtime == "transformers":
+        runtime = f"transformers-{4 if version_numbers(version) < (5,) else 5}"
+    return runtime, version
 
 
 def is_recorded(runtime: str, version: str) -> bool:
     """Return True if facts of this version of a runtime are recorded."""
-    first = version_numbers(RELEASES[runtime].first)
-    last = version_numbers(RELEASES[runtime].last)
+    first_numbers = version_numbers(RELEASES[runtime].first)
+    last_numbers = version_numbers(RELEASES[runtime].last)
     numbers = version_numbers(version)
-    return first <= numbers and numbers[: len(last)] <= last
+    return first_numbers <= numbers and numbers[: len(last_numbers)] <= last_numbers
 
 
 def facts_in_version(facts: Mapping[str, Any] | None, version: str) -> Mapping[str, Any] | None:
@@ -107,20 +107,20 @@ def facts_in_version(facts: Mapping[str, Any] | None, version: str) -> Mapping[s
     return {key: value for key, value in facts_then.items() if value is not None}
 
 
-RECORDED = "transformers"
+RECORDED_RUNTIME = "transformers"
 """The runtime whose releases were asked."""
 
 
 class Release(NamedTuple):
     """One recorded release.
 
-    version: such as "5.12.1". classes: the model_types of its config classes. unread:
+    version: such as "5.12.1". model_types: those of its config classes. unread:
     model_type -> config keys or rope types for which posenc does not know what the release
     computes; "all" for any config.
     """
 
     version: str
-    classes: frozenset[str]
+    model_types: frozenset[str]
     unread: dict[str, list[str]]
 
 
@@ -129,15 +129,15 @@ def recorded_releases(major: int) -> tuple[Release, ...]:
     """Return the recorded releases of transformers 4 or 5, the oldest first."""
     package = "posenc.runtimes.known"
     text = resources.files(package).joinpath("releases.json").read_text(encoding="utf-8")
-    table: dict[str, Any] = json.loads(text)
+    entry_by_version: dict[str, Any] = json.loads(text)
     releases: list[Release] = []
-    classes: frozenset[str] = frozenset()
-    for version in sorted(table, key=version_numbers):
+    model_types: frozenset[str] = frozenset()
+    for version in sorted(entry_by_version, key=version_numbers):
         if version_numbers(version)[0] != major:
             continue
-        entry = table[version]
-        classes = (classes | {*entry["came"]}) - {*entry["went"]}
-        releases.append(Release(version, classes, entry["unread"]))
+        entry = entry_by_version[version]
+        model_types = (model_types | {*entry["came"]}) - {*entry["went"]}
+        releases.append(Release(version, model_types, entry["unread"]))
     return tuple(releases)
 
 
@@ -147,26 +147,30 @@ def releases_around(runtime: str, version: str) -> list[Release]:
 
     version: as the user writes it: 5.12 stands for the recorded 5.12.1.
     """
-    if not runtime.startswith(f"{RECORDED}-"):
+    if not runtime.startswith(f"{RECORDED_RUNTIME}-"):
         return []
-    wanted = version_numbers(version)
-    releases = recorded_releases(wanted[0])
+    wanted_numbers = version_numbers(version)
+    releases = recorded_releases(wanted_numbers[0])
     for release in releases:
-        if version_numbers(release.version)[: len(wanted)] == wanted:
+        if version_numbers(release.version)[: len(wanted_numbers)] == wanted_numbers:
             return [release]
-    before = [release for release in releases if version_numbers(release.version) < wanted]
-    after = [release for release in releases if version_numbers(release.version) > wanted]
-    return before[-1:] + after[:1]
+    earlier_releases = [
+        release for release in releases if version_numbers(release.version) < wanted_numbers
+    ]
+    later_releases = [
+        release for release in releases if version_numbers(release.version) > wanted_numbers
+    ]
+    return earlier_releases[-1:] + later_releases[:1]
 
 
 def is_missing(model_type: str, runtime: str, version: str) -> bool:
     """Return True if a version has no such model: none of the recorded releases around it has one,
     and some recorded release has."""
-    around = releases_around(runtime, version)
-    if not around or any(model_type in release.classes for release in around):
+    releases = releases_around(runtime, version)
+    if not releases or any(model_type in release.model_types for release in releases):
         return False
     all_releases = recorded_releases(4) + recorded_releases(5)
-    return any(model_type in release.classes for release in all_releases)
+    return any(model_type in release.model_types for release in all_releases)
 
 
 def version_spoken_of(model_type: str, runtime: str, since: str) -> str:
@@ -175,26 +179,26 @@ def version_spoken_of(model_type: str, runtime: str, since: str) -> str:
 
     since: the first version with the model by its facts; "0" where they do not say.
     """
-    read = RELEASES[runtime].read
-    if version_numbers(since) > version_numbers(read):
+    version_read = RELEASES[runtime].read
+    if version_numbers(since) > version_numbers(version_read):
         return since
-    if not is_missing(model_type, runtime, read):
-        return read
-    later = [
+    if not is_missing(model_type, runtime, version_read):
+        return version_read
+    later_versions = [
         release.version
-        for release in recorded_releases(version_numbers(read)[0])
-        if model_type in release.classes
-        and version_numbers(release.version) > version_numbers(read)
+        for release in recorded_releases(version_numbers(version_read)[0])
+        if model_type in release.model_types
+        and version_numbers(release.version) > version_numbers(version_read)
     ]
-    return later[0] if later else read
+    return later_versions[0] if later_versions else version_read
 
 
 def unread_words(model_type: str, runtime: str, version: str) -> dict[str, list[str]]:
     """Return, by recorded release that tells of a version, the config keys and rope types for which
     it answered otherwise than posenc knows; releases without any are left out."""
-    around = releases_around(runtime, version)
+    releases = releases_around(runtime, version)
     return {
         release.version: release.unread[model_type]
-        for release in around
+        for release in releases
         if model_type in release.unread
     }

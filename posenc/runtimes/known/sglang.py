@@ -5,7 +5,7 @@ from typing import Any
 
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import (
-    LLAMA3,
+    LLAMA3_DEFAULTS,
     ComputedPositions,
     LayerRotation,
     NotReadError,
@@ -18,7 +18,7 @@ from posenc.runtimes.computed_positions import (
 from posenc.runtimes.config_model import Model
 from posenc.runtimes.known import transformers5
 from posenc.runtimes.known.vllm_and_sglang import (
-    SCALED_TEXT,
+    TYPES_LOSING_SECTIONS,
     compute_for_server,
     has_latent_rotation,
     longrope_rotation,
@@ -29,7 +29,7 @@ LENGTH_KEYS = tuple(
     "max_sequence_length seq_length max_seq_len model_max_length max_position_embeddings".split()
 )
 """The first of these that is given is the model's length."""
-DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3_moe", "glm4")
+FAMILIES_WITH_DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3_moe", "glm4")
 """Families whose rotation reads dual_chunk_attention_config."""
 
 
@@ -37,15 +37,24 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
     """Return what SGLang 0.5 computes for a batch whose longest sequence is `length`."""
     transformers5.refuse_booleans(model)
     transformers5.refuse_fractions(model)
-    resolved = transformers5.resolve_rope_dicts(model)
-    if model.model_type in DUAL_CHUNK and model.config.get("dual_chunk_attention_config"):
+    resolved_dicts = transformers5.resolve_rope_dicts(model)
+    if model.model_type in FAMILIES_WITH_DUAL_CHUNK and model.config.get(
+        "dual_chunk_attention_config"
+    ):
         raise RefusedError(
             "SGLang rotates queries five times for dual_chunk_attention_config, and has no "
             "attention that takes them"
         )
-    largest = largest_length(model, resolved)
+    longest_admitted = largest_length(model, resolved_dicts)
     return compute_for_server(
-        "sglang", model, resolved, length, largest, rotation, _softmax_scale, _frequency_switch
+        "sglang",
+        model,
+        resolved_dicts,
+        length,
+        longest_admitted,
+        rotation,
+        _softmax_scale,
+        _frequency_switch,
     )
 
 
@@ -58,13 +67,13 @@ def _length_in_config(model: Model) -> float:
     return 2048
 
 
-def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> int:
+def largest_length(model: Model, resolved_dicts: Mapping[str, Mapping[str, Any]]) -> int:
     """Return the longest admitted sequence: the first length key, times the factor unless the dict
     has an original length or is llama3's."""
     length = _length_in_config(model)
     if model.has_rope_dict_per_kind:
         return int(length)
-    p = resolved["all"]
+    p = resolved_dicts["all"]
     if "original_max_position_embeddings" in p or p["rope_type"] == "llama3":
         return int(length)
     return int(length * require_number(p.get("factor", 1), "factor"))
@@ -72,30 +81,30 @@ def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> i
 
 def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
     """Return the rotation of one kind of layer by SGLang's own rotary classes. p: its rope dict."""
-    kind = p["rope_type"]
+    rope_type = p["rope_type"]
     head_dim = model.head_dim
     theta = require_number(p["rope_theta"], "rope_theta")
     dim = _rotated_channels(p, model)
-    plain = float64_formulas.unscaled_frequencies(dim, theta)
-    if kind == "default" or not ConfigFacts.of(model.facts["sglang"]).reads:
+    plain_inv_freq = float64_formulas.unscaled_frequencies(dim, theta)
+    if rope_type == "default" or not ConfigFacts.of(model.facts["sglang"]).reads:
         # A file that reads no rope dict hands none on.
-        return LayerRotation(plain)
-    if kind == "deepseek_yarn" or has_latent_rotation(model):
-        return _yarn_rotation(p, model, theta, dim, latent=True)  # whatever the type is called
-    if p.get("mrope_section") and kind in SCALED_TEXT:
-        raise NotReadError(f"{kind} with mrope_section")
-    if kind == "proportional":
+        return LayerRotation(plain_inv_freq)
+    if rope_type == "deepseek_yarn" or has_latent_rotation(model):
+        return _yarn_rotation(p, model, theta, dim, is_latent=True)  # whatever the type is called
+    if p.get("mrope_section") and rope_type in TYPES_LOSING_SECTIONS:
+        raise NotReadError(f"{rope_type} with mrope_section")
+    if rope_type == "proportional":
         return LayerRotation(
             float64_formulas.proportional_frequencies(head_dim, theta, dim / head_dim)
         )
-    if kind == "longrope":
+    if rope_type == "longrope":
         original_length = p.get("original_max_position_embeddings", model.max_positions)
         original_length = require_number(original_length, "original length")
         # The largest position of the batch decides, not its length.
         return longrope_rotation(
-            p, model, plain, original_length, long=length - 1 > original_length
+            p, model, plain_inv_freq, original_length, is_long=length - 1 > original_length
         )
-    if kind == "dynamic" and "alpha" in p:
+    if rope_type == "dynamic" and "alpha" in p:
         base = float64_formulas.ntk_theta(theta, require_number(p["alpha"], "alpha"), dim)
         return LayerRotation(float64_formulas.unscaled_frequencies(dim, base))
     return _rotation_by_factor(p, model, theta, dim)
@@ -113,47 +122,49 @@ def _rotation_by_factor(
     p: Mapping[str, Any], model: Model, theta: float, dim: int
 ) -> LayerRotation:
     """Return the rotation of linear, dynamic, llama3 or yarn. Raises: RefusedError for others."""
-    kind = p["rope_type"]
-    if kind not in ("linear", "dynamic", "llama3", "yarn"):
-        raise RefusedError(f"ValueError: Unknown RoPE scaling type {kind}")
+    rope_type = p["rope_type"]
+    if rope_type not in ("linear", "dynamic", "llama3", "yarn"):
+        raise RefusedError(f"ValueError: Unknown RoPE scaling type {rope_type}")
     factor = require_number(p.get("factor", 1.0), "factor")
     trained_length = model.max_positions
-    if kind == "linear":
+    if rope_type == "linear":
         return LayerRotation(
             float64_formulas.linear_frequencies(
                 float64_formulas.unscaled_frequencies(dim, theta), factor
             )
         )
-    if kind == "dynamic":
+    if rope_type == "dynamic":
         # Its table is made once, for the length that the factor reaches.
         base = float64_formulas.dynamic_theta(
             theta, factor, trained_length * factor, trained_length, dim
         )
         return LayerRotation(float64_formulas.unscaled_frequencies(dim, base))
-    if kind == "llama3":
+    if rope_type == "llama3":
         original_length = require_number(
             p.get("original_max_position_embeddings", trained_length), "original length"
         )
         return llama3_rotation(
-            {**LLAMA3, "original_max_position_embeddings": original_length, **p}, dim, theta
+            {**LLAMA3_DEFAULTS, "original_max_position_embeddings": original_length, **p},
+            dim,
+            theta,
         )
-    return _yarn_rotation(p, model, theta, dim, latent=False)
+    return _yarn_rotation(p, model, theta, dim, is_latent=False)
 
 
 def _yarn_rotation(
-    p: Mapping[str, Any], model: Model, theta: float, dim: int, *, latent: bool
+    p: Mapping[str, Any], model: Model, theta: float, dim: int, *, is_latent: bool
 ) -> LayerRotation:
     """Return the rotation of yarn.
 
-    latent: that of DeepSeek's latent attention, which ignores truncate: its ramp between kept and
-    divided frequencies always ends at whole pairs.
+    is_latent: that of DeepSeek's latent attention, which ignores truncate: its ramp between kept
+    and divided frequencies always ends at whole pairs.
     """
     factor = require_number(p.get("factor", 1.0), "factor")
     trained_length = model.max_positions
     original_length = require_number(
         p.get("original_max_position_embeddings", trained_length), "original length"
     )
-    if not latent and "mrope_section" in p:
+    if not is_latent and "mrope_section" in p:
         _refuse_mscale_with_sections(p)
     inv_freq = float64_formulas.yarn_frequencies(
         dim,
@@ -162,10 +173,10 @@ def _yarn_rotation(
         original_length,
         require_number(p.get("beta_fast", 32), "beta_fast"),
         require_number(p.get("beta_slow", 1), "beta_slow"),
-        latent or bool(p.get("truncate", True)),
+        is_latent or bool(p.get("truncate", True)),
         require_number(p.get("extrapolation_factor", 1), "extrapolation_factor"),
     )
-    return LayerRotation(inv_freq, _yarn_multiplier(p, factor, latent=latent))
+    return LayerRotation(inv_freq, _yarn_multiplier(p, factor, is_latent=is_latent))
 
 
 def _refuse_mscale_with_sections(p: Mapping[str, Any]) -> None:
@@ -179,19 +190,19 @@ def _refuse_mscale_with_sections(p: Mapping[str, Any]) -> None:
             )
 
 
-def _yarn_multiplier(p: Mapping[str, Any], factor: float, *, latent: bool) -> float:
+def _yarn_multiplier(p: Mapping[str, Any], factor: float, *, is_latent: bool) -> float:
     """Return yarn's multiplier of cos and sin: by the mscale pair where both are given, else yarn's
     own, times attn_factor. SGLang ignores attention_factor."""
-    mscale = p.get("mscale", 1 if latent else None)
-    mscale_all_dim = p.get("mscale_all_dim", 0 if latent else None)
+    mscale = p.get("mscale", 1 if is_latent else None)
+    mscale_all_dim = p.get("mscale_all_dim", 0 if is_latent else None)
     attn_factor = require_number(p.get("attn_factor", 1), "attn_factor")
     if mscale is None or mscale_all_dim is None:
         return float64_formulas.yarn_attention_factor(factor) * attn_factor
-    upper = float64_formulas.yarn_attention_factor(factor, require_number(mscale, "mscale"))
-    lower = float64_formulas.yarn_attention_factor(
+    numerator = float64_formulas.yarn_attention_factor(factor, require_number(mscale, "mscale"))
+    denominator = float64_formulas.yarn_attention_factor(
         factor, require_number(mscale_all_dim, "mscale_all_dim")
     )
-    return upper / lower * attn_factor
+    return numerator / denominator * attn_factor
 
 
 def _frequency_switch(p: Mapping[str, Any], model: Model) -> Switch:

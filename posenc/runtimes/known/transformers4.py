@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import (
-    LLAMA3,
+    LLAMA3_DEFAULTS,
     ComputedPositions,
     LayerRotation,
     RefusedError,
@@ -19,13 +19,13 @@ from posenc.runtimes.computed_positions import (
 )
 from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, Model
 from posenc.runtimes.known import transformers5
-from posenc.runtimes.known.transformers5_rope_dicts import NAMED_MROPE, NO_LENGTH
+from posenc.runtimes.known.transformers5_rope_dicts import FAMILIES_NAMING_MROPE, NO_LENGTH_MESSAGE
 from posenc.runtimes.runtime_facts import ConfigFacts
 
-NEEDED = {"default": (), **transformers5.NEEDED, "llama3": tuple(LLAMA3)}
-TWO_KEYS = ("olmo", "olmo2")
+NEEDED_KEYS = {"default": (), **transformers5.NEEDED_KEYS, "llama3": tuple(LLAMA3_DEFAULTS)}
+FAMILIES_WITH_TWO_KEYS = ("olmo", "olmo2")
 """Families whose config refuses a rope_scaling with more than a type and a factor."""
-THREE_KEYS = ("phi3", "phi4_multimodal")
+FAMILIES_WITH_THREE_KEYS = ("phi3", "phi4_multimodal")
 """Families whose config refuses a rope_scaling of more or less than three keys."""
 
 
@@ -59,23 +59,26 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
         )
     length = length or model.max_positions
     scaling = scaling_of(model)
-    full = rotation(model, scaling, theta_of(model), length)
-    layers = {"all": full}
+    full_rotation = rotation(model, scaling, theta_of(model), length)
+    rotations = {"all": full_rotation}
     if model.has_rope_dict_per_kind:
-        sliding = _sliding_window_rotation(model, scaling, length)
-        layers = {kind: sliding if "sliding" in kind else full for kind in model.layer_kinds}
+        sliding_rotation = _sliding_window_rotation(model, scaling, length)
+        rotations = {
+            kind: sliding_rotation if "sliding" in kind else full_rotation
+            for kind in model.layer_kinds
+        }
     reasons = [
-        transformers5.why_width_stops(layer, model.with_sizes_of_kind(kind))
-        for kind, layer in layers.items()
+        transformers5.why_width_stops(layer_rotation, model.with_sizes_of_kind(kind))
+        for kind, layer_rotation in rotations.items()
     ]
     return ComputedPositions(
         None,
-        layers,
+        rotations,
         softmax_scale(model, scaling),
         _frequency_switch(scaling),
         None,
         model.without_rotation,
-        stops=next(filter(None, reasons), ""),
+        stop_message=next(filter(None, reasons), ""),
     )
 
 
@@ -102,11 +105,11 @@ def theta_of(model: Model) -> float:
     """Return the top-level base, else the class's default. Families whose facts have `theta_in`
     read it in a dict inside instead, and 10,000 where it is not there."""
     facts = _facts_of(model)
-    name = facts.theta_keys.get("full_attention", facts.theta_keys.get("all", "rope_theta"))
-    value = model.config.get(name, facts.rope_theta)
+    key = facts.theta_keys.get("full_attention", facts.theta_keys.get("all", "rope_theta"))
+    theta = model.config.get(key, facts.rope_theta)
     if "theta_in" in model.facts:
-        value = 10000.0 if model.theta_of_inner_dict is None else model.theta_of_inner_dict
-    return require_number(value, name)
+        theta = 10000.0 if model.theta_of_inner_dict is None else model.theta_of_inner_dict
+    return require_number(theta, key)
 
 
 def scaling_of(model: Model) -> dict[str, Any] | None:
@@ -117,12 +120,12 @@ def scaling_of(model: Model) -> dict[str, Any] | None:
     facts = _facts_of(model)
     if not facts.reads:
         return None
-    written = _scaling_in_config(model)
-    if written is None:
+    scaling_in_config = _scaling_in_config(model)
+    if scaling_in_config is None:
         return None
-    scaling = dict(written)
-    has_three_keys = model.model_type in THREE_KEYS
-    if model.model_type in TWO_KEYS:
+    scaling = dict(scaling_in_config)
+    has_three_keys = model.model_type in FAMILIES_WITH_THREE_KEYS
+    if model.model_type in FAMILIES_WITH_TWO_KEYS:
         _check_olmo_scaling(scaling)
     if model.model_type == "llama4_text":  # whose module looks at no type
         scaling["rope_type"] = "llama3"
@@ -133,9 +136,9 @@ def scaling_of(model: Model) -> dict[str, Any] | None:
         _check_required_keys(scaling)
     usual_type = "default" if facts.older_type == "unread" else scaling.get("type")
     scaling.setdefault("rope_type", usual_type)
-    if scaling["rope_type"] not in NEEDED:
+    if scaling["rope_type"] not in NEEDED_KEYS:
         raise RefusedError(f"KeyError: {scaling['rope_type']!r}")
-    for key in (*NEEDED[scaling["rope_type"]], *facts.required):
+    for key in (*NEEDED_KEYS[scaling["rope_type"]], *facts.required):
         require_key(scaling, key)
     return scaling
 
@@ -148,14 +151,14 @@ def _scaling_in_config(model: Model) -> Mapping[str, Any] | None:
     Raises: RefusedError where there is no dict, and the class is of that kind.
     """
     facts = _facts_of(model)
-    own = facts.own_dicts.get("all")
-    needs_one = facts.nulls.get("rope_scaling") == "stops"
-    scaling = model.config.get("rope_scaling", own)
-    if scaling is None and needs_one:  # its config replaces null, too
-        scaling = own
+    own_dict = facts.own_dicts.get("all")
+    needs_dict = facts.nulls.get("rope_scaling") == "stops"
+    scaling = model.config.get("rope_scaling", own_dict)
+    if scaling is None and needs_dict:  # its config replaces null, too
+        scaling = own_dict
     if isinstance(scaling, Mapping):
         return scaling
-    if needs_one:
+    if needs_dict:
         raise RefusedError("TypeError: 'NoneType' object is not subscriptable")
     return None
 
@@ -163,12 +166,12 @@ def _scaling_in_config(model: Model) -> Mapping[str, Any] | None:
 def _set_rope_type(scaling: dict[str, Any], model: Model) -> None:
     """Set rope_type to the type that the class reads, in `scaling` itself."""
     facts = _facts_of(model)
-    if model.model_type in NAMED_MROPE and scaling.get("type") == "mrope":
+    if model.model_type in FAMILIES_NAMING_MROPE and scaling.get("type") == "mrope":
         scaling["type"] = "default"
-    older_name_wins = facts.older_type == "wins" or model.model_type in THREE_KEYS
+    older_name_wins = facts.older_type == "wins" or model.model_type in FAMILIES_WITH_THREE_KEYS
     if older_name_wins and "type" in scaling:
         scaling["rope_type"] = scaling["type"]
-    if model.model_type in transformers5.OWN_MSCALES:
+    if model.model_type in transformers5.FAMILIES_WITH_OWN_MSCALES:
         scaling.setdefault("rope_type", scaling.get("type"))
         for name in ("short_mscale", "long_mscale"):
             require_number(scaling.get(name), name)
@@ -176,11 +179,14 @@ def _set_rope_type(scaling: dict[str, Any], model: Model) -> None:
 
 def _check_required_keys(scaling: Mapping[str, Any]) -> None:
     """Raise RefusedError for a missing key of a known type; an unknown type only warns here."""
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    missing = {key for key in ("rope_type", *NEEDED.get(kind, ())) if key not in scaling}
-    if missing and kind in NEEDED:
+    rope_type = scaling.get("rope_type", scaling.get("type", "default"))
+    missing_keys = {
+        key for key in ("rope_type", *NEEDED_KEYS.get(rope_type, ())) if key not in scaling
+    }
+    if missing_keys and rope_type in NEEDED_KEYS:
         raise RefusedError(
-            f"KeyError: Missing required keys in `rope_scaling` for 'rope_type'='{kind}': {missing}"
+            f"KeyError: Missing required keys in `rope_scaling` for 'rope_type'='{rope_type}': "
+            f"{missing_keys}"
         )
 
 
@@ -188,16 +194,16 @@ def _check_olmo_scaling(scaling: Mapping[str, Any]) -> None:
     """Raise RefusedError for what OLMo's own validation refuses: anything but a linear or dynamic
     factor."""
     factor = scaling.get("factor")
-    kind = scaling.get("type")
+    rope_type = scaling.get("type")
     if len(scaling) != 2:
         raise RefusedError(
             "ValueError: `rope_scaling` must be a dictionary with two fields, `type` and `factor`, "
             f"got {scaling}"
         )
-    if kind not in ("linear", "dynamic"):
+    if rope_type not in ("linear", "dynamic"):
         raise RefusedError(
             "ValueError: `rope_scaling`'s type field must be one of ['linear', 'dynamic'], got "
-            f"{kind}"
+            f"{rope_type}"
         )
     if not isinstance(factor, float) or factor <= 1.0:
         raise RefusedError(
@@ -226,8 +232,8 @@ def _rename_and_check_phi3_scaling(scaling: dict[str, Any], model: Model) -> Non
 def _rotated_share(model: Model) -> float:
     """Return the fraction of each head that rotates."""
     facts = _facts_of(model)
-    value = model.config.get(facts.share_key, facts.partial_rotary_factor)
-    return 1.0 if value is None else require_number(value, facts.share_key)
+    share = model.config.get(facts.share_key, facts.partial_rotary_factor)
+    return 1.0 if share is None else require_number(share, facts.share_key)
 
 
 def rotation(
@@ -237,34 +243,34 @@ def rotation(
     facts = _facts_of(model)
     head_dim = int(model.get(facts.head_key) or model.head_dim)
     dim = int(head_dim * _rotated_share(model))
-    plain = float64_formulas.unscaled_frequencies(dim, theta)
-    null_head = facts.nulls.get("head_dim")
-    if null_head == "refused" and model.config.get("head_dim", 0) is None:
+    plain_inv_freq = float64_formulas.unscaled_frequencies(dim, theta)
+    meaning_of_null_head = facts.nulls.get("head_dim")
+    if meaning_of_null_head == "refused" and model.config.get("head_dim", 0) is None:
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'int' and 'NoneType'")
-    if model.modern.axes is not None:  # a tower, which reads no scaling
+    if model.transformers5_facts.axes is not None:  # a tower, which reads no scaling
         head_dim = model.size("hidden_size") // model.num_heads  # whatever head_dim says
         return transformers5.axial_rotation("default", model, head_dim, theta)
     if scaling is None or scaling["rope_type"] == "default":
-        return LayerRotation(plain)
-    kind = scaling["rope_type"]
+        return LayerRotation(plain_inv_freq)
+    rope_type = scaling["rope_type"]
     trained_length = model.max_positions
-    if kind != "linear" and model.get("max_position_embeddings") is None:
-        raise RefusedError(NO_LENGTH)
+    if rope_type != "linear" and model.get("max_position_embeddings") is None:
+        raise RefusedError(NO_LENGTH_MESSAGE)
     # The function of a type multiplies a null, but for those two, which replace it.
-    keeps_null = null_head is not None and kind not in ("linear", "llama3")
+    keeps_null = meaning_of_null_head is not None and rope_type not in ("linear", "llama3")
     if keeps_null and model.config.get("head_dim") is None:
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
-    if kind == "longrope":
+    if rope_type == "longrope":
         return _with_own_mscale(
-            _longrope_rotation(model, scaling, plain, length), model, scaling, length
+            _longrope_rotation(model, scaling, plain_inv_freq, length), model, scaling, length
         )
     factor = require_number(scaling["factor"], "factor")
-    if kind == "linear":
-        return LayerRotation(float64_formulas.linear_frequencies(plain, factor))
-    if kind == "dynamic":
+    if rope_type == "linear":
+        return LayerRotation(float64_formulas.linear_frequencies(plain_inv_freq, factor))
+    if rope_type == "dynamic":
         base = _dynamic_base(model, scaling, theta, dim, factor, length)
         return LayerRotation(float64_formulas.unscaled_frequencies(dim, base))
-    if kind == "llama3":
+    if rope_type == "llama3":
         return llama3_rotation(scaling, dim, theta)
     original_length = scaling.get("original_max_position_embeddings") or trained_length
     return transformers5.yarn_rotation(
@@ -278,25 +284,27 @@ def _dynamic_base(
     """Return the base of dynamic NTK. HunYuan's is stretched by alpha up to the trained length, and
     by the length alone beyond it, where its class forgets alpha."""
     trained_length = model.max_positions
-    if model.model_type in transformers5.HUNYUAN and length <= trained_length:
+    if model.model_type in transformers5.HUNYUAN_FAMILIES and length <= trained_length:
         alpha = require_number(require_key(scaling, "alpha"), "alpha")
         return float64_formulas.ntk_theta(theta, alpha, dim)
     return float64_formulas.dynamic_theta(theta, factor, length, trained_length, dim)
 
 
 def _with_own_mscale(
-    layer: LayerRotation, model: Model, scaling: Mapping[str, Any], length: int
+    layer_rotation: LayerRotation, model: Model, scaling: Mapping[str, Any], length: int
 ) -> LayerRotation:
     """Return longrope's rotation with the multiplier of Phi-3.5-MoE's module, which has one of its
     own for each list; with longrope's in other families."""
-    if model.model_type not in transformers5.OWN_MSCALES:
-        return layer
+    if model.model_type not in transformers5.FAMILIES_WITH_OWN_MSCALES:
+        return layer_rotation
     original_length = require_number(
         require_key(scaling, "original_max_position_embeddings"), "original length"
     )
     mscale = scaling.get("long_mscale" if length > original_length else "short_mscale")
     return (
-        layer if mscale is None else LayerRotation(layer.inv_freq, require_number(mscale, "mscale"))
+        layer_rotation
+        if mscale is None
+        else LayerRotation(layer_rotation.inv_freq, require_number(mscale, "mscale"))
     )
 
 
@@ -314,7 +322,7 @@ def _original_length(model: Model, scaling: Mapping[str, Any]) -> _OriginalLengt
     length_stated = (model if model.facts.get("original_field") else model.config).get(
         ORIGINAL_LENGTH_KEY
     )
-    if model.model_type in transformers5.OWN_MSCALES:
+    if model.model_type in transformers5.FAMILIES_WITH_OWN_MSCALES:
         length_stated = scaling.get(ORIGINAL_LENGTH_KEY, length_stated)
     if length_stated is None:
         return _OriginalLength(model.max_positions, is_given=False)
@@ -322,13 +330,13 @@ def _original_length(model: Model, scaling: Mapping[str, Any]) -> _OriginalLengt
 
 
 def _longrope_rotation(
-    model: Model, scaling: dict[str, Any], plain: tuple[float, ...], length: int
+    model: Model, scaling: dict[str, Any], plain_inv_freq: tuple[float, ...], length: int
 ) -> LayerRotation:
     """Return longrope's rotation at a length: with long_factor beyond the original length, else
-    with short_factor. plain: frequencies without scaling."""
+    with short_factor. plain_inv_freq: frequencies without scaling."""
     original = _original_length(model, scaling)
-    short_factors = require_factors(scaling, "short_factor", len(plain))
-    long_factors = require_factors(scaling, "long_factor", len(plain))
+    short_factors = require_factors(scaling, "short_factor", len(plain_inv_freq))
+    long_factors = require_factors(scaling, "long_factor", len(plain_inv_freq))
     attention_factor = scaling.get("attention_factor")
     if attention_factor is None:
         ratio = scaling.get("factor")
@@ -337,8 +345,8 @@ def _longrope_rotation(
         attention_factor = float64_formulas.longrope_attention_factor(
             require_number(ratio, "factor"), original.length
         )
-    list_at_length = long_factors if length > original.length else short_factors
-    inv_freq = float64_formulas.divide_each(plain, list_at_length)
+    factors_at_length = long_factors if length > original.length else short_factors
+    inv_freq = float64_formulas.divide_each(plain_inv_freq, factors_at_length)
     return LayerRotation(inv_freq, require_number(attention_factor, "attention_factor"))
 
 

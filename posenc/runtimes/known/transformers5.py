@@ -17,26 +17,31 @@ from posenc.runtimes.computed_positions import (
     require_key,
     require_number,
 )
-from posenc.runtimes.config_model import ORIGINAL_LENGTH_KEY, SHARED_AXES, Model, model_of
+from posenc.runtimes.config_model import (
+    FAMILIES_WITH_SHARED_AXES,
+    ORIGINAL_LENGTH_KEY,
+    Model,
+    model_of,
+)
 from posenc.runtimes.known.transformers5_rope_dicts import (
-    NEEDED,
-    NO_LENGTH,
-    STRETCHED,
+    NEEDED_KEYS,
+    NO_LENGTH_MESSAGE,
+    STRETCHING_TYPES,
     Parameters,
     check_required_keys,
     refuse_unloadable_nested,
     resolve_rope_dicts,
 )
 
-COMPUTED_ROPE_TYPES = ("default", "proportional", *NEEDED)
+COMPUTED_ROPE_TYPES = ("default", "proportional", *NEEDED_KEYS)
 """The types that its functions compute."""
-HUNYUAN = ("hunyuan_v1_dense", "hunyuan_v1_moe")
+HUNYUAN_FAMILIES = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 """Families whose class stretches the base by a fixed alpha where the type is dynamic."""
-OWN_MSCALES = ("phimoe",)
+FAMILIES_WITH_OWN_MSCALES = ("phimoe",)
 """Families whose module multiplies by short_mscale and long_mscale."""
 
 
-EMPTY_LIST_IS_NONE = ("llama4_text",)
+FAMILIES_WITH_EMPTY_LIST_AS_NONE = ("llama4_text",)
 """Families in which an empty list of the layers that rotate counts for no list."""
 
 
@@ -58,40 +63,42 @@ def yarn_multiplier(parameters: Mapping[str, Any], factor: float) -> float:
 
 def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation:
     """Return the rotation of one kind of layer at a length, by its loaded rope dict."""
-    kind = parameters["rope_type"]
-    facts = model.modern
+    rope_type = parameters["rope_type"]
+    facts = model.transformers5_facts
     theta = require_number(parameters["rope_theta"], "rope_theta")
     share = require_number(parameters.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
     usual_head_dim = model.head_dim
     trained_length = model.max_positions
     head_dim = int(model.get(facts.head_key) or usual_head_dim)
-    takes_type = facts.types is None or kind in facts.types
+    takes_type = facts.types is None or rope_type in facts.types
     if not takes_type and not model.has_rope_dict_per_kind:
-        raise RefusedError(f"ValueError: requires another rope type, but found {kind} instead.")
+        raise RefusedError(
+            f"ValueError: requires another rope type, but found {rope_type} instead."
+        )
     if facts.axes is not None:
-        return axial_rotation(kind, model, head_dim, theta)
-    if kind == "proportional":
+        return axial_rotation(rope_type, model, head_dim, theta)
+    if rope_type == "proportional":
         factor = require_number(parameters.get("factor", 1.0), "factor")
         return LayerRotation(
             float64_formulas.proportional_frequencies(head_dim, theta, share, factor)
         )
-    if kind == "default":
+    if rope_type == "default":
         # Each class has a function of its own for this type, and few of them read the share.
         dim = int(head_dim * share) if model.supports_partial_rotation else head_dim
         return LayerRotation(float64_formulas.unscaled_frequencies(dim, theta))
     dim = int(head_dim * share)
-    _refuse_null_head(kind, model)
-    if kind == "longrope":
+    _refuse_null_head(rope_type, model)
+    if rope_type == "longrope":
         return _longrope_rotation(parameters, theta, dim, trained_length, length)
-    _refuse_scaling(kind, dim, model)
+    _refuse_scaling(rope_type, dim, model)
     factor = _scaling_factor(parameters, trained_length)
-    if kind == "linear":
+    if rope_type == "linear":
         return LayerRotation(
             float64_formulas.linear_frequencies(
                 float64_formulas.unscaled_frequencies(dim, theta), factor
             )
         )
-    if kind == "dynamic":
+    if rope_type == "dynamic":
         alpha = _fixed_alpha(model, parameters)
         if alpha is not None:
             base = float64_formulas.ntk_theta(theta, require_number(alpha, "alpha"), head_dim)
@@ -99,20 +106,22 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
         base = float64_formulas.dynamic_theta(theta, factor, length, trained_length, dim)
         return LayerRotation(float64_formulas.unscaled_frequencies(dim, base))
     original_length = require_number(parameters[ORIGINAL_LENGTH_KEY], ORIGINAL_LENGTH_KEY)
-    if kind == "llama3":
+    if rope_type == "llama3":
         return llama3_rotation(parameters, dim, theta)
     return yarn_rotation(parameters, dim, theta, factor, original_length)
 
 
-def axial_rotation(kind: str, model: Model, head_dim: int, theta: float) -> LayerRotation:
+def axial_rotation(rope_type: str, model: Model, head_dim: int, theta: float) -> LayerRotation:
     """Return the frequencies of a tower that rotates by the height and the width of a patch."""
-    if kind not in ("default", "axial"):
-        raise RefusedError(f"ValueError: supports only axial rope, but requested {kind}")
-    if model.model_type in SHARED_AXES:
-        both_axes = float64_formulas.unscaled_frequencies(head_dim, theta)
-        return LayerRotation(both_axes[0::2] + both_axes[1::2])
+    if rope_type not in ("default", "axial"):
+        raise RefusedError(f"ValueError: supports only axial rope, but requested {rope_type}")
+    if model.model_type in FAMILIES_WITH_SHARED_AXES:
+        inv_freq_of_both_axes = float64_formulas.unscaled_frequencies(head_dim, theta)
+        return LayerRotation(inv_freq_of_both_axes[0::2] + inv_freq_of_both_axes[1::2])
     return LayerRotation(
-        float64_formulas.unscaled_frequencies(head_dim // (model.modern.axes or 1), theta)
+        float64_formulas.unscaled_frequencies(
+            head_dim // (model.transformers5_facts.axes or 1), theta
+        )
     )
 
 
@@ -120,8 +129,8 @@ def _refuse_null_head(rope_type: str, model: Model) -> None:
     """Raise RefusedError where a type's function multiplies a head_dim that is null. Those of
     linear and llama3 replace it by the width of a head (modeling_rope_utils.py:180 and :638), the
     others only one that is missing (:324, :415, :548)."""
-    facts = model.modern
-    null_by_default = "head_dim" in facts.accepts.integers_or_null
+    facts = model.transformers5_facts
+    null_by_default = "head_dim" in facts.checked_keys.integers_or_null
     value_if_missing = None if null_by_default else 0
     is_null = model.config.get("head_dim", value_if_missing) is None
     is_multiplied = facts.nulls.get("head_dim") == "multiplied"
@@ -131,10 +140,10 @@ def _refuse_null_head(rope_type: str, model: Model) -> None:
 
 def _refuse_scaling(rope_type: str, dim: int, model: Model) -> None:
     """Raise RefusedError for an unknown type, or one whose function stops at the model's sizes."""
-    if rope_type not in NEEDED:
+    if rope_type not in NEEDED_KEYS:
         raise RefusedError(f"KeyError: {rope_type!r}")
     if rope_type != "linear" and model.get("max_position_embeddings") is None:
-        raise RefusedError(NO_LENGTH)
+        raise RefusedError(NO_LENGTH_MESSAGE)
     if rope_type == "yarn" and dim % 2:
         raise RefusedError(f"RuntimeError: The size of tensor a must match: {dim} channels, odd")
 
@@ -150,7 +159,7 @@ def _scaling_factor(parameters: Parameters, trained_length: int) -> float:
 def _fixed_alpha(model: Model, parameters: Parameters) -> Any:
     """Return the alpha by which HunYuan's class stretches its base at any length; None where the
     length decides."""
-    if model.model_type not in HUNYUAN:
+    if model.model_type not in HUNYUAN_FAMILIES:
         return None
     return parameters.get("alpha") or None  # the class takes 0 for none
 
@@ -159,11 +168,11 @@ def yarn_rotation(
     p: Mapping[str, Any], dim: int, theta: float, factor: float, original_length: float
 ) -> LayerRotation:
     """Return the rotation of yarn, of `dim` channels. original_length: trained at, in tokens."""
-    fast = require_number(p.get("beta_fast") or 32, "beta_fast")
-    slow = require_number(p.get("beta_slow") or 1, "beta_slow")
+    beta_fast = require_number(p.get("beta_fast") or 32, "beta_fast")
+    beta_slow = require_number(p.get("beta_slow") or 1, "beta_slow")
     truncate = bool(p.get("truncate", True))
     inv_freq = float64_formulas.yarn_frequencies(
-        dim, theta, factor, original_length, fast, slow, truncate
+        dim, theta, factor, original_length, beta_fast, beta_slow, truncate
     )
     return LayerRotation(inv_freq, yarn_multiplier(p, factor))
 
@@ -177,25 +186,29 @@ def _longrope_rotation(
     short_factors = require_factors(p, "short_factor", num_pairs)
     long_factors = require_factors(p, "long_factor", num_pairs)
     factor = p.get("factor")
-    ratio = trained_length / original_length if factor is None else require_number(factor, "factor")
-    scale = p.get("attention_factor")
-    if scale is None:
-        scale = float64_formulas.longrope_attention_factor(ratio, original_length)
-    list_at_length = long_factors if length > original_length else short_factors
-    inv_freq = float64_formulas.divide_each(
-        float64_formulas.unscaled_frequencies(dim, theta), list_at_length
+    length_ratio = (
+        trained_length / original_length if factor is None else require_number(factor, "factor")
     )
-    return LayerRotation(inv_freq, require_number(scale, "it"))
+    attention_factor = p.get("attention_factor")
+    if attention_factor is None:
+        attention_factor = float64_formulas.longrope_attention_factor(length_ratio, original_length)
+    factors_at_length = long_factors if length > original_length else short_factors
+    inv_freq = float64_formulas.divide_each(
+        float64_formulas.unscaled_frequencies(dim, theta), factors_at_length
+    )
+    return LayerRotation(inv_freq, require_number(attention_factor, "it"))
 
 
 def frequency_switch(model: Model, parameters: Parameters) -> Switch:
     """Return whether the frequencies change with the current length: those of dynamic NTK do beyond
     the trained length, and longrope's beyond the original one. No length is refused. HunYuan's are
     fixed by alpha."""
-    kind = parameters["rope_type"]
-    if kind == "dynamic":
+    rope_type = parameters["rope_type"]
+    if rope_type == "dynamic":
         return "length" if _fixed_alpha(model, parameters) is None else "static"
-    has_two_lists = kind == "longrope" and parameters["short_factor"] != parameters["long_factor"]
+    has_two_lists = (
+        rope_type == "longrope" and parameters["short_factor"] != parameters["long_factor"]
+    )
     return "length" if has_two_lists else "static"
 
 
@@ -217,18 +230,20 @@ def softmax_scale(model: Model, parameters: Parameters) -> float:
 def rotation_of_own_module(p: Parameters, model: Model, length: int) -> LayerRotation:
     """Return the rotation of a family's own module. Phi-3.5-MoE's always uses the short list, and
     one of its two mscales for every type."""
-    if model.model_type not in OWN_MSCALES or p["rope_type"] == "default":
+    if model.model_type not in FAMILIES_WITH_OWN_MSCALES or p["rope_type"] == "default":
         return rotation(p, model, length)
     original_length = require_number(require_key(p, ORIGINAL_LENGTH_KEY), "original length")
     mscale_key = "long_mscale" if length > original_length else "short_mscale"
-    layer = rotation(p, model, min(length, int(original_length)))
-    return LayerRotation(layer.inv_freq, require_number(require_key(p, mscale_key), mscale_key))
+    layer_rotation = rotation(p, model, min(length, int(original_length)))
+    return LayerRotation(
+        layer_rotation.inv_freq, require_number(require_key(p, mscale_key), mscale_key)
+    )
 
 
-def why_width_stops(layer: LayerRotation, model: Model) -> str:
+def why_width_stops(layer_rotation: LayerRotation, model: Model) -> str:
     """Return why a forward pass stops where cos and sin are wider or narrower than what attention
     rotates by them; empty if it runs. torch's error has other numbers in some families."""
-    width, required_width = 2 * len(layer.inv_freq), model.required_table_width
+    width, required_width = 2 * len(layer_rotation.inv_freq), model.required_table_width
     if required_width is None or required_width % 2 or required_width == width:
         return ""
     return (
@@ -237,24 +252,24 @@ def why_width_stops(layer: LayerRotation, model: Model) -> str:
     )
 
 
-def _why_sections_stop(p: Parameters, layer: LayerRotation, model: Model) -> str:
+def _why_sections_stop(p: Parameters, layer_rotation: LayerRotation, model: Model) -> str:
     """Return why a forward pass stops where a module splits its pairs into sections that are more
     or fewer; empty if it runs."""
-    default_sections = model.modern.sections
+    default_sections = model.transformers5_facts.sections
     stated_sections = p.get("mrope_section")
     sections = stated_sections if isinstance(stated_sections, list) else [*(default_sections or ())]
-    if default_sections is None or sum(sections) == len(layer.inv_freq):
+    if default_sections is None or sum(sections) == len(layer_rotation.inv_freq):
         return ""
     return (
         f"RuntimeError: mrope_section {sections} adds up to {sum(sections)}, and each head has "
-        f"{len(layer.inv_freq)} rotated pairs"
+        f"{len(layer_rotation.inv_freq)} rotated pairs"
     )
 
 
 def _refuse_values(model: Model) -> None:
     """Raise RefusedError where building the class's config or its layers stops at a value."""
-    facts = model.modern
-    for key, value in facts.accepts.refused_values(model.config):
+    facts = model.transformers5_facts
+    for key, value in facts.checked_keys.refused_values(model.config):
         raise RefusedError(f"TypeError: the class or its layers refuse {key} {value!r}")
     _refuse_nulls_at_which_layers_stop(model)
     refuse_booleans(model)
@@ -271,7 +286,7 @@ def _refuse_nulls_at_which_layers_stop(model: Model) -> None:
     """Raise RefusedError for a null with which building a layer stops. A rope dict with a key of
     that name takes its place."""
     rope_dict = model.config.get("rope_scaling") or model.config.get("rope_parameters") or {}
-    for key, meaning in model.modern.nulls.items():
+    for key, meaning in model.transformers5_facts.nulls.items():
         if meaning == "stops" and model.config.get(key, 1) is None and key not in rope_dict:
             raise RefusedError(f"TypeError: the class or its layers refuse {key} None")
 
@@ -279,28 +294,30 @@ def _refuse_nulls_at_which_layers_stop(model: Model) -> None:
 def refuse_booleans(model: Model) -> None:
     """Raise RefusedError for the first value that is neither true nor false where the config's
     class wants one of them, also in servers that read by the classes of transformers 5."""
-    for key, value in model.modern.accepts.refused_booleans(model.config):
-        kind = type(value).__name__
+    for key, value in model.transformers5_facts.checked_keys.refused_booleans(model.config):
+        type_name = type(value).__name__
         raise RefusedError(
-            f"StrictDataclassFieldValidationError: Field {key!r} expected bool, got {kind} (value: "
-            f"{value!r:.60})"
+            f"StrictDataclassFieldValidationError: Field {key!r} expected bool, got {type_name} "
+            f"(value: {value!r:.60})"
         )
 
 
 def refuse_fractions(model: Model) -> None:
     """Raise RefusedError for a number with a point where the config's class wants an integer, which
     servers read by the classes of transformers 5."""
-    for key, value in model.modern.accepts.floats_where_integers_belong(model.config):
+    for key, value in model.transformers5_facts.checked_keys.floats_where_integers_belong(
+        model.config
+    ):
         raise RefusedError(f"TypeError: Field {key!r} expected int, got float (value: {value})")
 
 
 def _refuse_short_list_of_rotating_layers(model: Model) -> None:
     """Raise RefusedError for a list of which layers rotate that has too few entries. Some classes
     replace an empty one."""
-    listed = model.config.get(model.facts.get("rotates", {}).get("list", ""))
-    if not isinstance(listed, list) or len(listed) >= model.num_layers:
+    flags = model.config.get(model.facts.get("rotates", {}).get("list", ""))
+    if not isinstance(flags, list) or len(flags) >= model.num_layers:
         return
-    if listed or model.model_type not in EMPTY_LIST_IS_NONE:
+    if flags or model.model_type not in FAMILIES_WITH_EMPTY_LIST_AS_NONE:
         raise RefusedError("IndexError: list index out of range")
 
 
@@ -311,11 +328,11 @@ def _validate_outer_rope_dict(outer_dict: Mapping[str, Any], model: Model) -> No
     Raises: RefusedError where a required key or the length is missing; NotReadError for a type that
     stretches, if the top level does say a length.
     """
-    kind = outer_dict.get("rope_type", outer_dict.get("type", "default"))
-    check_required_keys({**outer_dict, "rope_type": kind})
-    if kind in STRETCHED:
+    rope_type = outer_dict.get("rope_type", outer_dict.get("type", "default"))
+    check_required_keys({**outer_dict, "rope_type": rope_type})
+    if rope_type in STRETCHING_TYPES:
         has_length = "max_position_embeddings" in model.outer_config
-        raise (NotReadError if has_length else RefusedError)(NO_LENGTH)
+        raise (NotReadError if has_length else RefusedError)(NO_LENGTH_MESSAGE)
 
 
 def compute(model: Model, length: int | None) -> ComputedPositions:
@@ -325,32 +342,32 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
     model = _with_null_share_replaced(model)
     if "theta_in" in model.facts and model.theta_of_inner_dict is None:
         raise RefusedError("AttributeError: 'DbrxAttentionConfig' has no attribute 'rope_theta'")
-    resolved = resolve_rope_dicts(model)
+    resolved_dicts = resolve_rope_dicts(model)
     if len(model.without_rotation) == model.num_layers:
         return ComputedPositions(
             None, {}, model.softmax_scale, without_rotation=model.without_rotation
         )
     if model.has_rope_dict_per_kind:
-        refuse_unloadable_nested(model, resolved)
+        refuse_unloadable_nested(model, resolved_dicts)
     elif (
         model.config.get(ORIGINAL_LENGTH_KEY, 0) is None
-        and resolved["all"]["rope_type"] in STRETCHED
+        and resolved_dicts["all"]["rope_type"] in STRETCHING_TYPES
     ):
         raise RefusedError("TypeError: unsupported operand type(s) for /: 'NoneType' and 'float'")
     length = length or model.max_positions
-    layers = {
+    rotations = {
         kind: rotation_of_own_module(p, model.with_sizes_of_kind(kind), length)
-        for kind, p in resolved.items()
+        for kind, p in resolved_dicts.items()
     }
-    first = next(iter(resolved.values()))
+    first_dict = next(iter(resolved_dicts.values()))
     return ComputedPositions(
         None,
-        layers,
-        softmax_scale(model, first),
-        first_changing_switch(frequency_switch(model, p) for p in resolved.values()),
+        rotations,
+        softmax_scale(model, first_dict),
+        first_changing_switch(frequency_switch(model, p) for p in resolved_dicts.values()),
         None,
         model.without_rotation,
-        stops=_first_reason_to_stop(layers, resolved, model),
+        stop_message=_first_reason_to_stop(rotations, resolved_dicts, model),
     )
 
 
@@ -364,7 +381,7 @@ def _as_autoconfig_class(model: Model) -> Model:
 
 def _with_null_share_replaced(model: Model) -> Model:
     """Return the model with whole heads rotated where its class takes a null share for 1."""
-    facts = model.modern
+    facts = model.transformers5_facts
     key = facts.share_key
     if facts.nulls.get(key) == "whole" and model.config.get(key, 0) is None:
         return replace(model, config={**model.config, key: 1.0})
@@ -372,12 +389,16 @@ def _with_null_share_replaced(model: Model) -> Model:
 
 
 def _first_reason_to_stop(
-    layers: Mapping[str, LayerRotation], resolved: Mapping[str, Parameters], model: Model
+    rotations: Mapping[str, LayerRotation], resolved_dicts: Mapping[str, Parameters], model: Model
 ) -> str:
     """Return why the first forward pass stops; empty if it runs. Too wide or narrow tables of any
     kind of layer come before sections."""
     reasons = [
-        why_width_stops(layer, model.with_sizes_of_kind(kind)) for kind, layer in layers.items()
+        why_width_stops(layer_rotation, model.with_sizes_of_kind(kind))
+        for kind, layer_rotation in rotations.items()
     ]
-    reasons += [_why_sections_stop(resolved[kind], layer, model) for kind, layer in layers.items()]
+    reasons += [
+        _why_sections_stop(resolved_dicts[kind], layer_rotation, model)
+        for kind, layer_rotation in rotations.items()
+    ]
     return next(filter(None, reasons), "")

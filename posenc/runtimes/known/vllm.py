@@ -20,7 +20,7 @@ from posenc.runtimes.computed_positions import (
 from posenc.runtimes.config_model import LAYER_KINDS, Model
 from posenc.runtimes.known import transformers5
 from posenc.runtimes.known.vllm_and_sglang import (
-    SCALED_TEXT,
+    TYPES_LOSING_SECTIONS,
     compute_for_server,
     has_latent_rotation,
     longrope_rotation,
@@ -32,22 +32,29 @@ LENGTH_KEYS = tuple(
     "max_target_positions max_sequence_length max_seq_length seq_len".split()
 )
 """The smallest of these is the model's length."""
-ALREADY_STRETCHED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+TYPES_ALREADY_STRETCHED = (
+    "su",
+    "longrope",
+    "llama3",
+    "yarn",
+    "deepseek_yarn",
+    "deepseek_llama_scaling",
+)
 """Types whose factor does not multiply the length."""
-DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next")
+FAMILIES_WITH_DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next")
 """Families whose model file passes dual_chunk_attention_config to the attention."""
-MROPE_POSITIONS = 4
+MROPE_LENGTH_FACTOR = 4
 """By how much vLLM's M-RoPE class lengthens its table, since positions of a video run ahead of its
 tokens. The class passes the lengthened number on to yarn, which takes it for the original length
 (rotary_embedding/mrope.py:352)."""
-MROPE_POSITIONS_OF_TOKENS = (
+FAMILIES_OF_SHORT_MROPE_TABLES = (
     "qwen3_vl_text",
     "qwen3_vl_moe_text",
     "qwen3_5_text",
     "qwen3_5_moe_text",
 )
 """Families whose model file asks for a table as long as the text (qwen3_vl.py:1818)."""
-SMALLEST_SERVER = 1024
+SHORTEST_SERVER_LENGTH = 1024
 """Servers are not started for fewer tokens, so a switch below this length never shows."""
 
 
@@ -70,18 +77,27 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
         raise NotReadError(model.model_type)
     transformers5.refuse_booleans(model)
     transformers5.refuse_fractions(model)
-    resolved = {
+    resolved_dicts = {
         kind: _rope_dict_for_layers(p, model)
         for kind, p in transformers5.resolve_rope_dicts(model).items()
     }
-    if model.model_type in DUAL_CHUNK and model.config.get("dual_chunk_attention_config"):
+    if model.model_type in FAMILIES_WITH_DUAL_CHUNK and model.config.get(
+        "dual_chunk_attention_config"
+    ):
         raise RefusedError(
             "TypeError: __init__() got an unexpected keyword argument 'layer_idx' (no attention of "
             "vLLM takes dual_chunk_attention_config since 0.11)"
         )
-    largest = largest_length(model, resolved)
+    longest_admitted = largest_length(model, resolved_dicts)
     return compute_for_server(
-        "vllm", model, resolved, length, largest, rotation, _softmax_scale, _frequency_switch
+        "vllm",
+        model,
+        resolved_dicts,
+        length,
+        longest_admitted,
+        rotation,
+        _softmax_scale,
+        _frequency_switch,
     )
 
 
@@ -102,12 +118,12 @@ def with_newer_type(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
     Raises: RefusedError for two types that contradict each other.
     """
     p = dict(parameters)
-    old, new = p.get("type"), p["rope_type"]
-    is_allowed = (old, new) in (("su", "longrope"), ("mrope", "default"))
-    if old is not None and old != new and not is_allowed:
+    older_type, newer_type = p.get("type"), p["rope_type"]
+    is_allowed = (older_type, newer_type) in (("su", "longrope"), ("mrope", "default"))
+    if older_type is not None and older_type != newer_type and not is_allowed:
         raise RefusedError(
-            f"ValueError: Found conflicts between 'rope_type={new}' (modern field) and "
-            f"'type={old}' (legacy field). You should only specify one of them."
+            f"ValueError: Found conflicts between 'rope_type={newer_type}' (modern field) and "
+            f"'type={older_type}' (legacy field). You should only specify one of them."
         )
     if p["rope_type"] == "su":
         p["rope_type"] = "longrope"
@@ -127,7 +143,7 @@ def with_newer_type(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
     return p
 
 
-def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> int:
+def largest_length(model: Model, resolved_dicts: Mapping[str, Mapping[str, Any]]) -> int:
     """Return the largest max_model_len that vLLM admits.
 
     Raises: RefusedError for scalars next to nested dicts.
@@ -141,8 +157,8 @@ def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> i
     if "gemma3" in model.model_type:  # vLLM, too, looks for this part of the name
         return int(length)
     factor: Any = 1.0
-    for p in resolved.values():
-        if p["rope_type"] not in ALREADY_STRETCHED:
+    for p in resolved_dicts.values():
+        if p["rope_type"] not in TYPES_ALREADY_STRETCHED:
             factor = p.get("factor", factor)
     return int(length * (1.0 if factor is None else require_number(factor, "factor")))
 
@@ -150,19 +166,21 @@ def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> i
 def _refuse_scalars_beside_kinds(model: Model) -> None:
     """Raise RefusedError for nested dicts with anything beside them: vLLM takes such a dict for a
     flat one, and looks for its type."""
-    written = model.config.get("rope_parameters")
-    if not model.has_rope_dict_per_kind or not isinstance(written, Mapping):
+    rope_parameters = model.config.get("rope_parameters")
+    if not model.has_rope_dict_per_kind or not isinstance(rope_parameters, Mapping):
         return
-    has_kinds = any(isinstance(value, Mapping) or value is None for value in written.values())
-    only_kinds = set(written) <= set(LAYER_KINDS)
-    if has_kinds and not only_kinds and "rope_type" not in written:
+    has_kinds = any(
+        isinstance(value, Mapping) or value is None for value in rope_parameters.values()
+    )
+    has_only_kinds = set(rope_parameters) <= set(LAYER_KINDS)
+    if has_kinds and not has_only_kinds and "rope_type" not in rope_parameters:
         raise RefusedError("KeyError: 'rope_type'")
 
 
 def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
     """Return the rotation of one kind of layer by vLLM's own rotary classes, or by transformers'
     where vLLM runs transformers' model. p: its rope dict."""
-    kind = p["rope_type"]
+    rope_type = p["rope_type"]
     head_dim = model.head_dim
     if _facts_of(model).runs_transformers:
         return _rotation_of_transformers(p, model, length)
@@ -171,35 +189,44 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> LayerRotation:
         raise RefusedError(f"ValueError: partial_rotary_factor={share} must be between 0.0 and 1.0")
     theta = require_number(p["rope_theta"], "rope_theta")
     dim = int(head_dim * share)
-    plain = float64_formulas.unscaled_frequencies(dim, theta)
+    plain_inv_freq = float64_formulas.unscaled_frequencies(dim, theta)
     _check_sections(p, dim)
-    if kind == "default":
-        return LayerRotation(plain)
-    if kind == "proportional":
+    if rope_type == "default":
+        return LayerRotation(plain_inv_freq)
+    if rope_type == "proportional":
         return LayerRotation(
             float64_formulas.proportional_frequencies(head_dim, theta, dim / head_dim)
         )
-    if kind == "longrope":
+    if rope_type == "longrope":
         original_length = require_number(
             require_key(p, "original_max_position_embeddings"), "original length"
         )
-        return longrope_rotation(p, model, plain, original_length, long=length > original_length)
-    if kind == "dynamic":
+        return longrope_rotation(
+            p, model, plain_inv_freq, original_length, is_long=length > original_length
+        )
+    if rope_type == "dynamic":
         return LayerRotation(_dynamic_frequencies(p, model, theta, dim))
-    if kind not in ("linear", "ntk", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"):
-        raise RefusedError(f"ValueError: Unknown RoPE scaling type {kind}")
+    if rope_type not in (
+        "linear",
+        "ntk",
+        "llama3",
+        "yarn",
+        "deepseek_yarn",
+        "deepseek_llama_scaling",
+    ):
+        raise RefusedError(f"ValueError: Unknown RoPE scaling type {rope_type}")
     factor = require_number(require_key(p, "factor"), "factor")
-    if kind == "linear":
-        return LayerRotation(float64_formulas.linear_frequencies(plain, factor))
-    if kind == "ntk":
+    if rope_type == "linear":
+        return LayerRotation(float64_formulas.linear_frequencies(plain_inv_freq, factor))
+    if rope_type == "ntk":
         return LayerRotation(_ntk_frequencies(theta, factor, dim, p.get("mixed_b")))
     original_length = require_number(
         require_key(p, "original_max_position_embeddings"), "original length"
     )
-    if kind == "llama3":
+    if rope_type == "llama3":
         return llama3_rotation(p, dim, theta)
-    if p.get("mrope_section") and model.model_type not in MROPE_POSITIONS_OF_TOKENS:
-        original_length *= MROPE_POSITIONS
+    if p.get("mrope_section") and model.model_type not in FAMILIES_OF_SHORT_MROPE_TABLES:
+        original_length *= MROPE_LENGTH_FACTOR
     return _yarn_rotation(p, model, theta, dim, factor, original_length)
 
 
@@ -215,17 +242,17 @@ def _rotation_of_transformers(p: Mapping[str, Any], model: Model, length: int) -
 def _check_sections(p: Mapping[str, Any], dim: int) -> None:
     """Raise RefusedError if sections do not add up to the pairs; NotReadError for types that lose
     them."""
-    kind = p["rope_type"]
+    rope_type = p["rope_type"]
     sections = p.get("mrope_section")
     if not sections:
         return
-    if kind in ("default", "yarn") and sum(sections) != dim // 2:
+    if rope_type in ("default", "yarn") and sum(sections) != dim // 2:
         raise RefusedError(
             f"AssertionError: mrope_section {sections} adds up to {sum(sections)}, expected "
             f"{dim // 2}"
         )
-    if kind in SCALED_TEXT:
-        raise NotReadError(f"{kind} with mrope_section")
+    if rope_type in TYPES_LOSING_SECTIONS:
+        raise NotReadError(f"{rope_type} with mrope_section")
 
 
 def _yarn_rotation(
@@ -239,28 +266,28 @@ def _yarn_rotation(
     """Return the rotation of yarn, or of one of DeepSeek's two classes of it."""
     is_latent = p["rope_type"] != "yarn"
     if model.model_type == "gpt_oss":  # its file passes both on
-        fast = require_key(p, "beta_fast")
-        slow = require_key(p, "beta_slow")
+        beta_fast = require_key(p, "beta_fast")
+        beta_slow = require_key(p, "beta_slow")
     else:
-        fast = p.get("beta_fast", 32)
-        slow = p.get("beta_slow", 1)
+        beta_fast = p.get("beta_fast", 32)
+        beta_slow = p.get("beta_slow", 1)
     inv_freq = float64_formulas.yarn_frequencies(
         dim,
         theta,
         factor,
         original_length,
-        require_number(fast, "beta_fast"),
-        require_number(slow, "beta_slow"),
+        require_number(beta_fast, "beta_fast"),
+        require_number(beta_slow, "beta_slow"),
         True if is_latent else bool(p.get("truncate", True)),
     )
     if is_latent:
-        upper = float64_formulas.yarn_attention_factor(
+        numerator = float64_formulas.yarn_attention_factor(
             factor, require_number(p.get("mscale", 1), "mscale")
         )
-        lower = float64_formulas.yarn_attention_factor(
+        denominator = float64_formulas.yarn_attention_factor(
             factor, require_number(p.get("mscale_all_dim", 0), "mscale_all_dim")
         )
-        return LayerRotation(inv_freq, upper / lower)
+        return LayerRotation(inv_freq, numerator / denominator)
     if model.model_type == "gpt_oss":
         return LayerRotation(inv_freq, float64_formulas.yarn_attention_factor(factor))
     return LayerRotation(inv_freq, transformers5.yarn_multiplier(p, factor))
@@ -297,10 +324,10 @@ def _ntk_frequencies(theta: float, factor: float, dim: int, mixed_b: Any) -> tup
             f / factor ** (2 / dim)
             for f in float64_formulas.unscaled_frequencies(dim, theta * factor)
         )
-    power = require_number(mixed_b, "mixed_b")
-    rate = math.log(factor) / (dim / 2) ** power
-    plain = float64_formulas.unscaled_frequencies(dim, theta)
-    return tuple(f / math.exp(rate * (i + 1) ** power) for i, f in enumerate(plain))
+    exponent = require_number(mixed_b, "mixed_b")
+    rate = math.log(factor) / (dim / 2) ** exponent
+    plain_inv_freq = float64_formulas.unscaled_frequencies(dim, theta)
+    return tuple(f / math.exp(rate * (i + 1) ** exponent) for i, f in enumerate(plain_inv_freq))
 
 
 def _frequency_switch(p: Mapping[str, Any], model: Model) -> Switch:
@@ -308,7 +335,7 @@ def _frequency_switch(p: Mapping[str, Any], model: Model) -> Switch:
     if p["rope_type"] != "longrope":
         return "static"
     original_length = p["original_max_position_embeddings"]
-    return "start" if SMALLEST_SERVER <= original_length < model.max_positions else "static"
+    return "start" if SHORTEST_SERVER_LENGTH <= original_length < model.max_positions else "static"
 
 
 def _softmax_scale(model: Model, p: Mapping[str, Any]) -> float:

@@ -15,9 +15,9 @@ import numpy as np
 
 from posenc.files.opening import open_to_change
 from posenc.runtimes.config_model import Model
-from posenc.runtimes.files.model_folder import paths_inside, read_header
+from posenc.runtimes.files.model_folder import paths_inside, read_safetensors_header
 
-DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+NUMPY_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def read_entries(path: Path) -> list[TensorEntry]:
 
     Raises: ValueError where the file is damaged.
     """
-    header, offset = read_header(path)
+    header, offset = read_safetensors_header(path)
     return [
         TensorEntry(
             name, info["dtype"], tuple(info["shape"]), *(offset + n for n in info["data_offsets"])
@@ -52,10 +52,10 @@ def rewrite_tensors(
 
     Raises: ValueError for a dtype without exact floats.
     """
-    by_name = {entry.name: entry for entry in read_entries(path)}
+    entry_by_name = {entry.name: entry for entry in read_entries(path)}
     with open_to_change(path) as file:
         for name in names:
-            entry = by_name[name]
+            entry = entry_by_name[name]
             file.seek(entry.start)
             data = file.read(entry.stop - entry.start)
             values = change(name, decode_floats(data, entry.dtype).reshape(entry.shape))
@@ -71,26 +71,26 @@ def decode_floats(data: bytes, dtype: str) -> np.ndarray:
     if dtype == "BF16":  # the upper half of a float32
         bits = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
         return bits.view(np.float32).astype(np.float64)
-    if dtype not in DTYPES:
-        raise ValueError(f"{dtype}: expected one of {', '.join(DTYPES)}, BF16")
-    return np.frombuffer(data, DTYPES[dtype]).astype(np.float64)
+    if dtype not in NUMPY_DTYPES:
+        raise ValueError(f"{dtype}: expected one of {', '.join(NUMPY_DTYPES)}, BF16")
+    return np.frombuffer(data, NUMPY_DTYPES[dtype]).astype(np.float64)
 
 
 def encode_floats(values: np.ndarray, dtype: str) -> bytes:
     """Return the bytes of float64 values in a dtype, rounded to nearest, ties to even."""
     if dtype != "BF16":
-        return values.astype(DTYPES[dtype]).tobytes()
+        return values.astype(NUMPY_DTYPES[dtype]).tobytes()
     bits = values.astype(np.float32).view(np.uint32)
     # Half of the last kept bit, less 1 where that bit is 0, so that ties go to even.
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
 
 
-LAYER = re.compile(
+ATTENTION_TENSOR_NAME = re.compile(
     r"(?:^|\.)layers\.(\d+)\.(?:self_attn|attention|attn)\.(\w+?)(?:\.base_layer)?"
     r"(?:\.(lora_[AB])(?:\.\w+)?)?\.(weight|bias)$"
 )
-UNKNOWN_PACKING = ("c_attn", "Wqkv", "qkv_layer")
-NORMS = {
+UNKNOWN_PACKINGS = ("c_attn", "Wqkv", "qkv_layer")
+SIDE_OF_NORM = {
     "q_norm": "q",
     "q_layernorm": "q",
     "query_layernorm": "q",
@@ -99,13 +99,13 @@ NORMS = {
     "key_layernorm": "k",
 }
 """Names of a normalisation of q or k -> which of them."""
-NO_ATTENTION = ("linear_attention", "mamba", "conv", "recurrent")
+KINDS_WITHOUT_ATTENTION = ("linear_attention", "mamba", "conv", "recurrent")
 """Kinds of layers that have no queries and keys which rotate."""
-GATED = ("qwen3_next", "qwen3_5", "qwen4_exp")
+GATED_FAMILIES = ("qwen3_next", "qwen3_5", "qwen4_exp")
 """Families whose q_proj has a gate of the output behind the query of each head."""
 NORMS_AFTER_ROTATION = ("query_layernorm", "key_layernorm")
 """Those that normalise rotated queries and keys, and undo what multiplies them before."""
-NAME_OF_NORM = re.compile(
+NORM_TENSOR_NAME = re.compile(
     r"(?:^|\.)layers\.(\d+)\.(?:self_attn|attention|attn)\.((?:q|k|query|key)_\w*norm[\w.]*)\."
     r"(?:weight|bias)$"
 )
@@ -122,7 +122,7 @@ class RotatedRows:
     """A tensor with rows of q or k that rotate.
 
     side: "q", "k", or "qk" for both packed. groups: per head the rotated rows, along the first
-    axis. norm: the weight of a normalisation of q or k. layer: which.
+    axis. is_norm: whether it is the weight of a normalisation of q or k. layer: which.
     """
 
     path: Path
@@ -130,7 +130,7 @@ class RotatedRows:
     layer: int
     side: str
     groups: tuple[slice, ...]
-    norm: bool = False
+    is_norm: bool = False
 
 
 def rotary_dim(model: Model) -> int:
@@ -153,26 +153,32 @@ def find_rotated_rows(folder: Path, model: Model) -> list[RotatedRows]:
     files = paths_inside(folder, "*.safetensors")
     if not files:
         raise ValueError("the folder has no safetensors")
-    found = []
+    found_rows = []
     for path in files:
         for entry in read_entries(path):
             _refuse_unknown_norm(entry.name, model)
-            match = LAYER.search(entry.name)
-            if match is None or int(match[1]) in model.without_rotation or match[3] == "lora_A":
+            name_match = ATTENTION_TENSOR_NAME.search(entry.name)
+            if (
+                name_match is None
+                or int(name_match[1]) in model.without_rotation
+                or name_match[3] == "lora_A"
+            ):
                 continue
-            rows = _rotated_rows_of_tensor(path, entry, int(match[1]), match[2], match[4], model)
+            rows = _rotated_rows_of_tensor(
+                path, entry, int(name_match[1]), name_match[2], name_match[4], model
+            )
             if rows is not None:
-                found.append(rows)
-    return found
+                found_rows.append(rows)
+    return found_rows
 
 
 def _refuse_unknown_norm(name: str, model: Model) -> None:
     """Raise ValueError for a normalisation of q or k whose channels are not known: it would be left
     as it is while the rows of q and k move."""
-    norm = NAME_OF_NORM.search(name)
-    if norm is None or norm[2] in NORMS or norm[2] in NORMS_OF_LATENTS:
+    name_match = NORM_TENSOR_NAME.search(name)
+    if name_match is None or name_match[2] in SIDE_OF_NORM or name_match[2] in NORMS_OF_LATENTS:
         return
-    if int(norm[1]) not in model.without_rotation:
+    if int(name_match[1]) not in model.without_rotation:
         raise ValueError(f"{name}: this normalisation of q or k is not known")
 
 
@@ -203,46 +209,56 @@ def check_and_describe_weights(folder: Path, model: Model) -> str:
 
 def require_rows_in_all_layers(rows: list[RotatedRows], model: Model, side: str) -> None:
     """Raise ValueError if a layer that rotates has no rows of this side, "q" or "k"."""
-    layers_found = {r.layer for r in rows if side in r.side and not r.norm}
-    mixing_otherwise = {i for i, kind in enumerate(model.layer_types) if kind in NO_ATTENTION}
-    layers_needed = set(range(model.num_layers)) - set(model.without_rotation) - mixing_otherwise
-    missing = sorted(layers_needed - layers_found)
-    if missing:
-        word = {"q": "query", "k": "key"}[side]
-        raise ValueError(f"found no {word} weights of the layers {missing[:8]}")
+    layers_found = {r.layer for r in rows if side in r.side and not r.is_norm}
+    layers_without_attention = {
+        i for i, kind in enumerate(model.layer_types) if kind in KINDS_WITHOUT_ATTENTION
+    }
+    layers_needed = (
+        set(range(model.num_layers)) - set(model.without_rotation) - layers_without_attention
+    )
+    missing_layers = sorted(layers_needed - layers_found)
+    if missing_layers:
+        side_in_words = {"q": "query", "k": "key"}[side]
+        raise ValueError(f"found no {side_in_words} weights of the layers {missing_layers[:8]}")
 
 
 def _rotated_rows_of_tensor(
-    path: Path, entry: TensorEntry, layer: int, name: str, part: str, model: Model
+    path: Path, entry: TensorEntry, layer_index: int, name: str, part: str, model: Model
 ) -> RotatedRows | None:
     """Return which rows of a tensor rotate; None for one without rows of q or k."""
-    if name in UNKNOWN_PACKING:
+    if name in UNKNOWN_PACKINGS:
         raise ValueError(f"{entry.name}: this packing of q, k and v is not known")
-    if name in NORMS:
-        return _rows_of_norm(path, entry, layer, name, part, model)
-    width = model.head_dim
+    if name in SIDE_OF_NORM:
+        return _rows_of_norm(path, entry, layer_index, name, part, model)
+    head_width = model.head_dim
     rotated_width = rotary_dim(model)
     num_heads = model.num_heads
     num_kv_heads = model.size("num_key_value_heads", default=num_heads)
     if model.is_mla:
-        return _rows_of_latent_attention(path, entry, layer, name, model)
+        return _rows_of_latent_attention(path, entry, layer_index, name, model)
     if name == "q_proj":
-        gate_width = width if model.model_type.startswith(GATED) else 0
-        _require_row_count(entry, num_heads * (width + gate_width))
-        starts = [h * (width + gate_width) for h in range(num_heads)]
-        return RotatedRows(path, entry, layer, "q", _slices_from(starts, rotated_width))
+        gate_width = head_width if model.model_type.startswith(GATED_FAMILIES) else 0
+        _require_row_count(entry, num_heads * (head_width + gate_width))
+        starts = [h * (head_width + gate_width) for h in range(num_heads)]
+        return RotatedRows(path, entry, layer_index, "q", _slices_from(starts, rotated_width))
     if name == "k_proj":
         return RotatedRows(
-            path, entry, layer, "k", _slices_of_heads(entry, num_kv_heads, width, rotated_width)
+            path,
+            entry,
+            layer_index,
+            "k",
+            _slices_of_heads(entry, num_kv_heads, head_width, rotated_width),
         )
     if name == "qkv_proj":  # q's heads, then k's, then v's
-        _require_row_count(entry, (num_heads + 2 * num_kv_heads) * width)
-        starts = [h * width for h in range(num_heads + num_kv_heads)]
-        return RotatedRows(path, entry, layer, "qk", _slices_from(starts, rotated_width))
+        _require_row_count(entry, (num_heads + 2 * num_kv_heads) * head_width)
+        starts = [h * head_width for h in range(num_heads + num_kv_heads)]
+        return RotatedRows(path, entry, layer_index, "qk", _slices_from(starts, rotated_width))
     if name == "query_key_value" and model.model_type.startswith("gpt_neox"):
-        _require_row_count(entry, 3 * num_heads * width)  # per head its q, k and v
-        starts = [(3 * h + side_index) * width for h in range(num_heads) for side_index in (0, 1)]
-        return RotatedRows(path, entry, layer, "qk", _slices_from(starts, rotated_width))
+        _require_row_count(entry, 3 * num_heads * head_width)  # per head its q, k and v
+        starts = [
+            (3 * h + side_index) * head_width for h in range(num_heads) for side_index in (0, 1)
+        ]
+        return RotatedRows(path, entry, layer_index, "qk", _slices_from(starts, rotated_width))
     return None
 
 
@@ -252,55 +268,57 @@ def _slices_from(starts: list[int], count: int) -> tuple[slice, ...]:
 
 
 def _rows_of_latent_attention(
-    path: Path, entry: TensorEntry, layer: int, name: str, model: Model
+    path: Path, entry: TensorEntry, layer_index: int, name: str, model: Model
 ) -> RotatedRows | None:
     rotated_width = model.head_dim
     nope_width = model.size("qk_nope_head_dim", default=128)
     query_rank = model.config.get("q_lora_rank")
     if name == ("q_b_proj" if query_rank else "q_proj"):
-        width = nope_width + rotated_width
-        _require_row_count(entry, model.num_heads * width)
-        starts = [h * width + nope_width for h in range(model.num_heads)]
+        head_width = nope_width + rotated_width
+        _require_row_count(entry, model.num_heads * head_width)
+        starts = [h * head_width + nope_width for h in range(model.num_heads)]
         return RotatedRows(
-            path, entry, layer, "q", tuple(slice(s, s + rotated_width) for s in starts)
+            path, entry, layer_index, "q", tuple(slice(s, s + rotated_width) for s in starts)
         )
     if name == "kv_a_proj_with_mqa":
         latent_width = model.size("kv_lora_rank")
         _require_row_count(entry, latent_width + rotated_width)
         return RotatedRows(
-            path, entry, layer, "k", (slice(latent_width, latent_width + rotated_width),)
+            path, entry, layer_index, "k", (slice(latent_width, latent_width + rotated_width),)
         )
     return None
 
 
 def _rows_of_norm(
-    path: Path, entry: TensorEntry, layer: int, name: str, part: str, model: Model
+    path: Path, entry: TensorEntry, layer_index: int, name: str, part: str, model: Model
 ) -> RotatedRows | None:
     if part == "bias":
         raise ValueError(f"{entry.name}: a norm with a bias is not known")
-    rotated_width, width = rotary_dim(model), entry.shape[-1]
-    if len(entry.shape) != 1 or width % model.head_dim:
+    rotated_width, norm_width = rotary_dim(model), entry.shape[-1]
+    if len(entry.shape) != 1 or norm_width % model.head_dim:
         raise ValueError(f"{entry.name}: a norm of shape {list(entry.shape)} is not known")
-    groups = _slices_of_heads(entry, width // model.head_dim, model.head_dim, rotated_width)
-    return RotatedRows(path, entry, layer, NORMS[name], groups, norm=True)
+    groups = _slices_of_heads(entry, norm_width // model.head_dim, model.head_dim, rotated_width)
+    return RotatedRows(path, entry, layer_index, SIDE_OF_NORM[name], groups, is_norm=True)
 
 
 def _slices_of_heads(
-    entry: TensorEntry, count: int, width: int, rotated_width: int
+    entry: TensorEntry, count: int, head_width: int, rotated_width: int
 ) -> tuple[slice, ...]:
     """Return the first `rotated_width` rows of each of `count` heads of this width.
 
     Raises: ShapeError for a tensor of another number of rows.
     """
-    _require_row_count(entry, count * width)
-    return tuple(slice(h * width, h * width + rotated_width) for h in range(count))
+    _require_row_count(entry, count * head_width)
+    return tuple(slice(h * head_width, h * head_width + rotated_width) for h in range(count))
 
 
-def _require_row_count(entry: TensorEntry, expected: int) -> None:
+def _require_row_count(entry: TensorEntry, expected_rows: int) -> None:
     """Raise ShapeError unless a tensor has so many rows."""
-    rows = entry.shape[0] if entry.shape else 0
-    if rows != expected:
-        raise ShapeError(f"{entry.name} has {rows} rows, expected {expected} by config.json.")
+    num_rows = entry.shape[0] if entry.shape else 0
+    if num_rows != expected_rows:
+        raise ShapeError(
+            f"{entry.name} has {num_rows} rows, expected {expected_rows} by config.json."
+        )
 
 
 def permute_folder(folder: Path, model: Model, *, to_interleaved: bool) -> list[str]:
@@ -329,21 +347,24 @@ def _permute_rows(rows: RotatedRows, *, to_interleaved: bool) -> None:
         file.seek(entry.start)
         # Rows are moved as bytes, so that any dtype is moved exactly.
         data = np.frombuffer(file.read(entry.stop - entry.start), np.uint8)
-        table = data.reshape(num_rows, -1).copy()
+        row_bytes = data.reshape(num_rows, -1).copy()
         for group in rows.groups:
             width = group.stop - group.start
-            table[group] = table[group][row_permutation(width, to_interleaved=to_interleaved)]
+            row_bytes[group] = row_bytes[group][
+                row_permutation(width, to_interleaved=to_interleaved)
+            ]
         file.seek(entry.start)
-        file.write(table.tobytes())
+        file.write(row_bytes.tobytes())
 
 
-def row_permutation(width: int, *, to_interleaved: bool) -> list[int]:
-    """Return the permutation new[i] = old[order[i]] of the `width` rotary dimensions of one head.
+def row_permutation(num_rotary: int, *, to_interleaved: bool) -> list[int]:
+    """Return the permutation new[i] = old[order[i]] of the `num_rotary` rotary dimensions of one
+    head.
 
     >>> row_permutation(6, to_interleaved=False)
     [0, 2, 4, 1, 3, 5]
     """
-    half = width // 2
+    half = num_rotary // 2
     if to_interleaved:
         return [i for t in range(half) for i in (t, t + half)]
-    return [*range(0, width, 2), *range(1, width, 2)]
+    return [*range(0, num_rotary, 2), *range(1, num_rotary, 2)]

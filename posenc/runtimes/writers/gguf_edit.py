@@ -23,10 +23,16 @@ from posenc.runtimes.files.gguf_header import (
     STRING,
     UINT32,
     Header,
-    read_header,
+    read_gguf_header,
     round_up,
 )
-from posenc.runtimes.files.gguf_metadata import FACTORS, KEYS, OLD_KEYS, Metadata, read_metadata
+from posenc.runtimes.files.gguf_metadata import (
+    KEY_OF_FIELD,
+    OLD_KEY_OF_FIELD,
+    TENSOR_OF_FIELD,
+    Metadata,
+    read_metadata,
+)
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
 
 SCALING_KEYS = tuple(
@@ -34,21 +40,22 @@ SCALING_KEYS = tuple(
     "yarn_ext_factor log_multiplier attn_factor".split()
 )
 
-PIECE = 1 << 24
+BYTES_AT_ONCE = 1 << 24
 """Bytes that are copied at once."""
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL_KIND, SLIDING_KIND = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True)
 class Edit:
     """The changes from a GGUF file to its copy.
 
-    keys: field of Metadata -> new value. drop: fields whose keys are removed. rope_freqs: divisor
-    of each unscaled frequency, None to leave the file's tensors. lines: the changes in words.
+    new_values: field of Metadata -> new value. dropped_fields: those whose keys are removed.
+    rope_freqs: divisor of each unscaled frequency, None to leave the file's tensors. lines: the
+    changes in words.
     """
 
-    keys: Mapping[str, Any]
-    drop: tuple[str, ...] = ()
+    new_values: Mapping[str, Any]
+    dropped_fields: tuple[str, ...] = ()
     rope_freqs: tuple[float, ...] | None = None
     lines: tuple[str, ...] = field(default=())
 
@@ -61,9 +68,9 @@ def meaning_of_metadata(meta: Metadata) -> ComputedPositions:
         left is not what was meant.
     """
     if meta.lost_factors:
-        lost_in_words = " and ".join(FACTORS[name] for name in meta.lost_factors)
+        lost_in_words = " and ".join(TENSOR_OF_FIELD[name] for name in meta.lost_factors)
         raise ValueError(
-            f"{meta.architecture}.{KEYS['scaling_type']} is longrope and the file has lost "
+            f"{meta.architecture}.{KEY_OF_FIELD['scaling_type']} is longrope and the file has lost "
             f"{lost_in_words}: nothing in it says what was meant. Convert the model again, or "
             "give its own config by --like CONFIG."
         )
@@ -71,8 +78,8 @@ def meaning_of_metadata(meta: Metadata) -> ComputedPositions:
         computed = compute_from_metadata(meta, None)
     except RefusedError as refused:
         raise ValueError(f"{refused}; --like CONFIG says what is meant.") from refused
-    layers = dict(computed.layers)
-    if meta.scaling_type != "yarn" or not layers:
+    rotations = dict(computed.rotations)
+    if meta.scaling_type != "yarn" or not rotations:
         return computed
     factor = meta.scaling_factor
     inv_freq = float64_formulas.yarn_frequencies(
@@ -85,67 +92,78 @@ def meaning_of_metadata(meta: Metadata) -> ComputedPositions:
     )
     usual_factor = float64_formulas.yarn_attention_factor(factor)
     stated_factor = meta.yarn_attn_factor
-    full = LayerRotation(
+    full_rotation = LayerRotation(
         inv_freq, (usual_factor if stated_factor is None else stated_factor) * meta.attn_factor
     )
-    return replace(computed, layers={**layers, FULL if FULL in layers else "all": full})
+    return replace(
+        computed,
+        rotations={**rotations, FULL_KIND if FULL_KIND in rotations else "all": full_rotation},
+    )
 
 
 def plan_edit(
-    meta: Metadata, wanted: ComputedPositions, bases: Mapping[str, float], largest: int
+    meta: Metadata,
+    wanted_positions: ComputedPositions,
+    bases: Mapping[str, float],
+    context_length: int,
 ) -> Edit:
-    """Return the edit after which libllama computes `wanted` from the file.
+    """Return the edit after which libllama computes `wanted_positions` from the file.
 
-    bases: the base of each kind of layer. largest: the new context_length.
+    bases: the base of each kind of layer. context_length: the new context_length.
 
     Raises: ValueError where no keys and tensors of the architecture give it.
     """
-    layers = wanted.layers
-    full = layers.get(FULL, layers.get("all"))
-    if full is None:
+    rotations = wanted_positions.rotations
+    full_rotation = rotations.get(FULL_KIND, rotations.get("all"))
+    if full_rotation is None:
         kinds_in_words = (
-            f"layers of the kinds {', '.join(layers)}" if layers else "no layer that rotates"
+            f"layers of the kinds {', '.join(rotations)}" if rotations else "no layer that rotates"
         )
         raise ValueError(f"it has {kinds_in_words}, which GGUF has no keys for")
-    if len(full.inv_freq) != meta.dimension_count // 2:
+    if len(full_rotation.inv_freq) != meta.dimension_count // 2:
         raise ValueError(
-            f"{meta.architecture}: {len(full.inv_freq)} rotated pairs are wanted, the file has "
-            f"{meta.dimension_count // 2}."
+            f"{meta.architecture}: {len(full_rotation.inv_freq)} rotated pairs are wanted, the "
+            f"file has {meta.dimension_count // 2}."
         )
-    theta = bases[FULL if FULL in layers else "all"]
-    keys: dict[str, Any] = {"freq_base": theta, "context_length": largest}
-    if SLIDING in layers:
-        keys["freq_base_swa"] = bases[SLIDING]
-    if kept := _edit_that_keeps_scaling(meta, keys, wanted):
-        return kept
+    theta = bases[FULL_KIND if FULL_KIND in rotations else "all"]
+    new_values: dict[str, Any] = {"freq_base": theta, "context_length": context_length}
+    if SLIDING_KIND in rotations:
+        new_values["freq_base_swa"] = bases[SLIDING_KIND]
+    if edit_with_old_scaling := _edit_that_keeps_scaling(meta, new_values, wanted_positions):
+        return edit_with_old_scaling
     reasons = []
-    for scaling, freqs in _scaling_candidates(meta, full, theta):
-        edit = _edit_of_keys(meta, {**keys, **scaling}, freqs)
+    for scaling_values, divisors in _scaling_candidates(meta, full_rotation, theta):
+        edit = _edit_of_keys(meta, {**new_values, **scaling_values}, divisors)
         try:
-            why = _disagreement(metadata_after_edit(meta, edit), wanted)
+            reason = _disagreement(metadata_after_edit(meta, edit), wanted_positions)
         except RefusedError as refused:
-            why = str(refused)
-        if not why:
+            reason = str(refused)
+        if not reason:
             return edit
-        reasons.append(why)
+        reasons.append(reason)
     raise ValueError(f"{reasons[0]}; no other keys or tensors of {meta.architecture} say it.")
 
 
 def _edit_that_keeps_scaling(
-    meta: Metadata, keys: Mapping[str, Any], wanted: ComputedPositions
+    meta: Metadata, new_values: Mapping[str, Any], wanted_positions: ComputedPositions
 ) -> Edit | None:
     """Return the edit that leaves the file's scaling unchanged; None where libllama would then
     compute something else than wanted, or change it with the context in another way.
 
     So a file that is right keeps both its lists of divisors: every other candidate has one list.
     """
-    keys_present = {name: getattr(meta, name) for name in SCALING_KEYS if name in meta.given}
-    edit = _edit_of_keys(meta, {**keys, "attn_factor": meta.attn_factor, **keys_present}, None)
+    values_present = {
+        name: getattr(meta, name) for name in SCALING_KEYS if name in meta.given_fields
+    }
+    edit = _edit_of_keys(
+        meta, {**new_values, "attn_factor": meta.attn_factor, **values_present}, None
+    )
     try:
-        switches_alike = compute_from_metadata(meta, None).switch == wanted.switch
+        switches_alike = compute_from_metadata(meta, None).switch == wanted_positions.switch
         return (
             edit
-            if switches_alike and not _disagreement(metadata_after_edit(meta, edit), wanted)
+            if switches_alike
+            and not _disagreement(metadata_after_edit(meta, edit), wanted_positions)
             else None
         )
     except RefusedError:
@@ -153,39 +171,42 @@ def _edit_that_keeps_scaling(
 
 
 def _scaling_candidates(
-    meta: Metadata, full: LayerRotation, theta: float
+    meta: Metadata, full_rotation: LayerRotation, theta: float
 ) -> Iterator[tuple[dict[str, Any], tuple[float, ...] | None]]:
     """Yield (keys of the scaling, rope_freqs.weight) that give the rotation of the full-attention
     layers, the simplest first; None for no such tensor."""
-    dim, multiplier = meta.dimension_count, full.multiplier
-    plain = float64_formulas.unscaled_frequencies(dim, theta)
-    if _nearly_equal(full.inv_freq, plain):
+    dim, multiplier = meta.dimension_count, full_rotation.multiplier
+    plain_inv_freq = float64_formulas.unscaled_frequencies(dim, theta)
+    if _nearly_equal(full_rotation.inv_freq, plain_inv_freq):
         yield {"attn_factor": multiplier}, None
     ratios = tuple(
         unscaled / frequency if frequency else STOPPING_DIVISOR
-        for unscaled, frequency in zip(plain, full.inv_freq, strict=True)
+        for unscaled, frequency in zip(plain_inv_freq, full_rotation.inv_freq, strict=True)
     )
     if meta.scaling_type == "yarn":
-        kept = float64_formulas.yarn_frequencies(
+        yarn_inv_freq = float64_formulas.yarn_frequencies(
             dim, theta, meta.scaling_factor, meta.original_length
         )
-        if _nearly_equal(full.inv_freq, kept):
+        if _nearly_equal(full_rotation.inv_freq, yarn_inv_freq):
             usual_multiplier = float64_formulas.yarn_attention_factor(meta.scaling_factor)
-            yarn = {name: getattr(meta, name) for name in SCALING_KEYS[:3]}
-            yield {**yarn, "attn_factor": multiplier / usual_multiplier}, None
+            yarn_values = {name: getattr(meta, name) for name in SCALING_KEYS[:3]}
+            yield {**yarn_values, "attn_factor": multiplier / usual_multiplier}, None
     if all(math.isclose(r, ratios[0], rel_tol=1e-9) for r in ratios):
-        linear = {"scaling_type": "linear", "scaling_factor": ratios[0]}
-        yield {**linear, "attn_factor": multiplier}, None
+        linear_values = {"scaling_type": "linear", "scaling_factor": ratios[0]}
+        yield {**linear_values, "attn_factor": multiplier}, None
     yield {"attn_factor": multiplier}, ratios
 
 
-def _disagreement(meta: Metadata, wanted: ComputedPositions) -> str:
+def _disagreement(meta: Metadata, wanted_positions: ComputedPositions) -> str:
     """Return why libllama would compute something else from a file; empty if it would not."""
-    got = compute_from_metadata(meta, None)
-    if set(wanted.layers) == {"all"}:
+    computed = compute_from_metadata(meta, None)
+    if set(wanted_positions.rotations) == {"all"}:
         # What all layers have is wanted of each kind that the file has.
-        wanted = replace(wanted, layers=dict.fromkeys(got.layers, wanted.layers["all"]))
-    return disagreement(got, wanted)
+        wanted_positions = replace(
+            wanted_positions,
+            rotations=dict.fromkeys(computed.rotations, wanted_positions.rotations["all"]),
+        )
+    return disagreement(computed, wanted_positions)
 
 
 def _nearly_equal(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
@@ -193,33 +214,46 @@ def _nearly_equal(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
     return all(abs(x - y) <= 1e-9 * abs(y) for x, y in zip(a, b, strict=True))
 
 
-def _edit_of_keys(meta: Metadata, keys: dict[str, Any], freqs: tuple[float, ...] | None) -> Edit:
-    if keys["attn_factor"] == 1 and "attn_factor" not in meta.given:
-        keys.pop("attn_factor")
-    drop = tuple(name for name in SCALING_KEYS if name in meta.given and name not in keys)
-    keys = {k: v for k, v in keys.items() if k not in meta.given or getattr(meta, k) != v}
-    lines = [_key_line(meta, name, value) for name, value in keys.items()]
-    lines += [f"- {meta.architecture}.{KEYS[k]}: {_as_text(getattr(meta, k))}" for k in drop]
-    lines += _tensor_lines(meta, freqs)
-    return Edit(keys, drop, freqs, tuple(lines))
+def _edit_of_keys(
+    meta: Metadata, new_values: dict[str, Any], divisors: tuple[float, ...] | None
+) -> Edit:
+    if new_values["attn_factor"] == 1 and "attn_factor" not in meta.given_fields:
+        new_values.pop("attn_factor")
+    dropped_fields = tuple(
+        name for name in SCALING_KEYS if name in meta.given_fields and name not in new_values
+    )
+    new_values = {
+        k: v for k, v in new_values.items() if k not in meta.given_fields or getattr(meta, k) != v
+    }
+    lines = [_key_line(meta, name, value) for name, value in new_values.items()]
+    lines += [
+        f"- {meta.architecture}.{KEY_OF_FIELD[k]}: {_as_text(getattr(meta, k))}"
+        for k in dropped_fields
+    ]
+    lines += _tensor_lines(meta, divisors)
+    return Edit(new_values, dropped_fields, divisors, tuple(lines))
 
 
 def _key_line(meta: Metadata, name: str, value: Any) -> str:
     """Return the line of a key that is new (+) or replaced (old -> new)."""
-    key = f"{meta.architecture}.{KEYS[name]}"
-    if name in meta.given:
+    key = f"{meta.architecture}.{KEY_OF_FIELD[name]}"
+    if name in meta.given_fields:
         return f"  {key}: {_as_text(getattr(meta, name))} -> {_as_text(value)}"
     return f"+ {key}: {_as_text(value)}"
 
 
-def _tensor_lines(meta: Metadata, freqs: tuple[float, ...] | None) -> list[str]:
+def _tensor_lines(meta: Metadata, divisors: tuple[float, ...] | None) -> list[str]:
     """Return a line for each tensor of divisors that is written, replaced or removed."""
-    if freqs is None:
+    if divisors is None:
         return []
-    tensor = f"{FACTORS['rope_freqs']}: f32[{len(freqs)}]"
-    lines = [f"+ {tensor}" if meta.rope_freqs is None else f"  {tensor}, written anew"]
-    gone = [name for name in ("factors_long", "factors_short") if getattr(meta, name) is not None]
-    return lines + [f"- {FACTORS[name]}" for name in gone]
+    tensor_in_words = f"{TENSOR_OF_FIELD['rope_freqs']}: f32[{len(divisors)}]"
+    lines = [
+        f"+ {tensor_in_words}" if meta.rope_freqs is None else f"  {tensor_in_words}, written anew"
+    ]
+    removed_fields = [
+        name for name in ("factors_long", "factors_short") if getattr(meta, name) is not None
+    ]
+    return lines + [f"- {TENSOR_OF_FIELD[name]}" for name in removed_fields]
 
 
 def _as_text(value: Any) -> str:
@@ -230,95 +264,130 @@ def _as_text(value: Any) -> str:
 def metadata_after_edit(meta: Metadata, edit: Edit) -> Metadata:
     """Return the metadata that the file will have after an edit."""
     defaults = {f.name: f.default for f in fields(Metadata)}
-    dropped = {name: defaults[name] for name in edit.drop}
-    given = (meta.given - set(edit.drop)) | set(edit.keys)
-    tensors: dict[str, Any] = {}
+    defaults_of_dropped = {name: defaults[name] for name in edit.dropped_fields}
+    given_fields = (meta.given_fields - set(edit.dropped_fields)) | set(edit.new_values)
+    divisor_fields: dict[str, Any] = {}
     if edit.rope_freqs is not None:
-        tensors = {"rope_freqs": edit.rope_freqs, "factors_long": None, "factors_short": None}
-    return replace(meta, **dropped, **edit.keys, **tensors, given=frozenset(given))
+        divisor_fields = {
+            "rope_freqs": edit.rope_freqs,
+            "factors_long": None,
+            "factors_short": None,
+        }
+    return replace(
+        meta,
+        **defaults_of_dropped,
+        **edit.new_values,
+        **divisor_fields,
+        given_fields=frozenset(given_fields),
+    )
 
 
-def write_edited_copy(path: Path, out: Path, edit: Edit, wanted: ComputedPositions) -> None:
+def write_edited_copy(
+    path: Path, copy_path: Path, edit: Edit, wanted_positions: ComputedPositions
+) -> None:
     """Write the edited copy and prove it by reading it back; nothing is left where that fails. All
     that the edit does not name is copied byte for byte.
 
-    Raises: ValueError where `out` exists or libllama would not compute what is wanted.
+    Raises: ValueError where `copy_path` exists or libllama would not compute what is wanted.
     """
-    if out.exists():
-        raise ValueError(f"{out} exists already; give a new file.")
-    with open_ordinary(path) as file, atomically(out) as partial:
-        header = read_header(file, path)
-        with open_to_change(partial) as target:
+    if copy_path.exists():
+        raise ValueError(f"{copy_path} exists already; give a new file.")
+    with open_ordinary(path) as file, atomically(copy_path) as partial_path:
+        header = read_gguf_header(file, path)
+        with open_to_change(partial_path) as target:
             _copy_edited(file, header, edit, target)
-        if reason := _disagreement(read_metadata(partial), wanted):
+        if reason := _disagreement(read_metadata(partial_path), wanted_positions):
             raise ValueError(f"not written, the proof failed: {reason}.")
 
 
 def _copy_edited(file: BinaryIO, header: Header, edit: Edit, target: BinaryIO) -> None:
     """Write header and data of the edited file."""
     architecture = header.fields["general.architecture"].value
-    changed = {*edit.drop, *edit.keys}
-    gone = {f"{architecture}.{keys[n]}" for keys in (KEYS, OLD_KEYS) for n in changed & keys.keys()}
-    kept = [each for each in header.fields.values() if each.name not in gone]
-    new_keys = [
-        _encoded_key(header.byte_order, f"{architecture}.{KEYS[name]}", name, value)
-        for name, value in edit.keys.items()
+    changed_fields = {*edit.dropped_fields, *edit.new_values}
+    removed_keys = {
+        f"{architecture}.{keys[n]}"
+        for keys in (KEY_OF_FIELD, OLD_KEY_OF_FIELD)
+        for n in changed_fields & keys.keys()
+    }
+    kept_fields = [
+        kept_field for kept_field in header.fields.values() if kept_field.name not in removed_keys
     ]
-    replaced_names = set(FACTORS.values()) if edit.rope_freqs is not None else set()
+    encoded_keys = [
+        _encoded_key(header.byte_order, f"{architecture}.{KEY_OF_FIELD[name]}", name, value)
+        for name, value in edit.new_values.items()
+    ]
+    replaced_names = set(TENSOR_OF_FIELD.values()) if edit.rope_freqs is not None else set()
     byte_counts = _bytes_per_tensor(header)
-    tensors = [t for t in header.tensors if t.name.rpartition("blk.0.")[2] not in replaced_names]
-    factors = b""
+    kept_tensors = [
+        t for t in header.tensors if t.name.rpartition("blk.0.")[2] not in replaced_names
+    ]
+    factor_bytes = b""
     if edit.rope_freqs is not None:
-        factors = struct.pack(f"{header.byte_order}{len(edit.rope_freqs)}f", *edit.rope_freqs)
+        factor_bytes = struct.pack(f"{header.byte_order}{len(edit.rope_freqs)}f", *edit.rope_freqs)
 
-    num_tensors = len(tensors) + bool(factors)
+    num_tensors = len(kept_tensors) + bool(factor_bytes)
     target.write(b"GGUF")
     target.write(
         struct.pack(
-            f"{header.byte_order}IQQ", header.version, num_tensors, len(kept) + len(new_keys)
+            f"{header.byte_order}IQQ",
+            header.version,
+            num_tensors,
+            len(kept_fields) + len(encoded_keys),
         )
     )
-    for each in kept:
-        _copy_bytes(file, target, each.start, each.stop)
-    for encoded in new_keys:
-        target.write(encoded)
+    for kept_field in kept_fields:
+        _copy_bytes(file, target, kept_field.start, kept_field.stop)
+    for encoded_key in encoded_keys:
+        target.write(encoded_key)
     offset = 0
-    for tensor in tensors:
+    for tensor in kept_tensors:
         _copy_bytes(file, target, tensor.start, tensor.stop - 8)
         target.write(struct.pack(f"{header.byte_order}Q", offset))
         offset += round_up(byte_counts[tensor.name], header.alignment)
-    if factors:
-        name = FACTORS["rope_freqs"].encode()
-        target.write(struct.pack(f"{header.byte_order}Q{len(name)}s", len(name), name))
+    if factor_bytes:
+        encoded_name = TENSOR_OF_FIELD["rope_freqs"].encode()
+        target.write(
+            struct.pack(
+                f"{header.byte_order}Q{len(encoded_name)}s", len(encoded_name), encoded_name
+            )
+        )
         tensor_info = (1, len(edit.rope_freqs or ()), F32, offset)
         target.write(struct.pack(f"{header.byte_order}IQIQ", *tensor_info))
     _pad(target, header.alignment)
-    for tensor in tensors:
+    for tensor in kept_tensors:
         start = header.data_start + tensor.offset
         _copy_bytes(file, target, start, start + byte_counts[tensor.name])
         _pad(target, header.alignment)
-    target.write(factors)
+    target.write(factor_bytes)
     _pad(target, header.alignment)
 
 
 def _bytes_per_tensor(header: Header) -> dict[str, int]:
     """Return, by tensor, the number of bytes from its data to the next tensor's, or to the end of
     the file."""
-    ordered = sorted(header.tensors, key=lambda tensor: tensor.offset)
-    ends = [tensor.offset for tensor in ordered[1:]] + [header.file_size - header.data_start]
-    return {tensor.name: end - tensor.offset for tensor, end in zip(ordered, ends, strict=True)}
+    ordered_tensors = sorted(header.tensors, key=lambda tensor: tensor.offset)
+    ends = [tensor.offset for tensor in ordered_tensors[1:]] + [
+        header.file_size - header.data_start
+    ]
+    return {
+        tensor.name: end - tensor.offset for tensor, end in zip(ordered_tensors, ends, strict=True)
+    }
 
 
 def _encoded_key(byte_order: str, key: str, name: str, value: Any) -> bytes:
     """Return the bytes of a key with its value in the header. name: its field of Metadata."""
-    data = key.encode()
-    head = struct.pack(f"{byte_order}Q{len(data)}s", len(data), data)
+    encoded_name = key.encode()
+    encoded_start = struct.pack(
+        f"{byte_order}Q{len(encoded_name)}s", len(encoded_name), encoded_name
+    )
     if isinstance(value, str):
-        text = value.encode()
-        return head + struct.pack(f"{byte_order}IQ{len(text)}s", STRING, len(text), text)
+        encoded_text = value.encode()
+        return encoded_start + struct.pack(
+            f"{byte_order}IQ{len(encoded_text)}s", STRING, len(encoded_text), encoded_text
+        )
     if name == "context_length":
-        return head + struct.pack(f"{byte_order}II", UINT32, value)
-    return head + struct.pack(f"{byte_order}If", FLOAT32, value)
+        return encoded_start + struct.pack(f"{byte_order}II", UINT32, value)
+    return encoded_start + struct.pack(f"{byte_order}If", FLOAT32, value)
 
 
 def _copy_bytes(file: BinaryIO, target: BinaryIO, start: int, stop: int) -> None:
@@ -326,7 +395,7 @@ def _copy_bytes(file: BinaryIO, target: BinaryIO, start: int, stop: int) -> None
     file.seek(start)
     bytes_left = stop - start
     while bytes_left > 0:
-        piece = file.read(min(bytes_left, PIECE))
+        piece = file.read(min(bytes_left, BYTES_AT_ONCE))
         if not piece:
             raise ValueError("the file became shorter while it was copied.")
         target.write(piece)

@@ -17,8 +17,8 @@ from typing import Any
 
 from posenc.runtimes.computed_positions import ComputedPositions, RefusedError
 from posenc.runtimes.config_model import (
+    KEYS_OF_LANGUAGE_MODEL,
     ORIGINAL_LENGTH_KEY,
-    OUTSIDE,
     Model,
     language_model_key,
     language_model_key_after_loading,
@@ -26,7 +26,7 @@ from posenc.runtimes.config_model import (
 )
 from posenc.runtimes.disagreement import disagreement
 from posenc.runtimes.families import SERVERS
-from posenc.runtimes.files.spelling import COMMON
+from posenc.runtimes.files.spelling import KEYS_OF_ROPE_DICTS
 from posenc.runtimes.known import RUNTIMES, transformers5, vllm
 from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of
 from posenc.runtimes.writers import both_dialects
@@ -37,10 +37,10 @@ OPTIONS_OF_SERVER = {
     "sglang": ("--json-model-override-args", "--context-length"),
 }
 """The options of each for a config, and for the longest sequence."""
-MERGES = {("vllm", "inside"), ("sglang", "top")}
+MERGING_PLACES = {("vllm", "inside"), ("sglang", "top")}
 """Where a server merges a rope dict into the file's: inside of the language model's own config, or
 at the top level of a language model. In the other place the new dict takes the place of the old."""
-DICTS = ("rope_parameters", "rope_scaling")
+ROPE_DICT_KEYS = ("rope_parameters", "rope_scaling")
 Parameters = dict[str, Any]
 
 
@@ -59,21 +59,25 @@ def override_options(config: Mapping[str, Any], meaning: Meaning, runtime: str) 
     max_positions_before = model_of(config).max_positions
     reasons = []
     try:
-        for parameters, longest in _settings_to_try(meaning, runtime):
-            own: dict[str, Any] = {"rope_parameters": parameters.get("all", parameters)}
-            if longest != max_positions_before:
-                own["max_position_embeddings"] = longest
-            given = {key: own} if key else own
-            computed = RUNTIMES[runtime](config_after_override(config, given, runtime), None)
+        for parameters, max_positions in _settings_to_try(meaning, runtime):
+            language_model_overrides: dict[str, Any] = {
+                "rope_parameters": parameters.get("all", parameters)
+            }
+            if max_positions != max_positions_before:
+                language_model_overrides["max_position_embeddings"] = max_positions
+            overrides = {key: language_model_overrides} if key else language_model_overrides
+            computed = RUNTIMES[runtime](config_after_override(config, overrides, runtime), None)
             if not computed.is_known:
                 raise UnknownFamilyError(f"{computed.error}")
             if computed.error is None and (computed.max_length or 0) < meaning.max_length:
                 computed = ComputedPositions(f"admits {computed.max_length} tokens only")
             reason = disagreement(computed, meaning.computed)
             if not reason:
-                option, length = OPTIONS_OF_SERVER[runtime]
-                given_in_words = shlex.quote(json.dumps(given, allow_nan=False))
-                return f"{option} {given_in_words} {length} {meaning.max_length}"
+                override_option, length_option = OPTIONS_OF_SERVER[runtime]
+                overrides_in_words = shlex.quote(json.dumps(overrides, allow_nan=False))
+                return (
+                    f"{override_option} {overrides_in_words} {length_option} {meaning.max_length}"
+                )
             reasons.append(reason)
     except (ArithmeticError, TypeError, KeyError, IndexError) as error:
         raise ValueError(f"no options of {runtime} carry these numbers ({error}).") from error
@@ -96,102 +100,116 @@ def _settings_to_try(meaning: Meaning, runtime: str) -> Iterator[tuple[dict[str,
     vLLM's M-RoPE lengthens yarn's original length for some families; a quarter of it then means
     the whole.
     """
-    for candidate in candidate_settings(meaning, fold=False):
+    for candidate in candidate_settings(meaning, may_fold=False):
         parameters = candidate.parameters
-        longest = max_positions_to_write(parameters, meaning)
-        yield parameters, longest
+        max_positions = max_positions_to_write(parameters, meaning)
+        yield parameters, max_positions
         p = parameters.get("all", {})
-        original = p.get(ORIGINAL_LENGTH_KEY)
+        original_length = p.get(ORIGINAL_LENGTH_KEY)
         if runtime == "vllm" and p.get("mrope_section") and p["rope_type"] == "yarn":
-            if isinstance(original, int) and original % vllm.MROPE_POSITIONS == 0:
-                shorter = {**p, ORIGINAL_LENGTH_KEY: original // vllm.MROPE_POSITIONS}
-                yield {"all": shorter}, longest
+            if isinstance(original_length, int) and original_length % vllm.MROPE_LENGTH_FACTOR == 0:
+                dict_of_shorter_length = {
+                    **p,
+                    ORIGINAL_LENGTH_KEY: original_length // vllm.MROPE_LENGTH_FACTOR,
+                }
+                yield {"all": dict_of_shorter_length}, max_positions
 
 
-def check_override(config: Mapping[str, Any], given: Mapping[str, Any], runtime: str) -> None:
+def check_override(config: Mapping[str, Any], overrides: Mapping[str, Any], runtime: str) -> None:
     """Raise ValueError if the server would stop at the overrides themselves, or if a rope dict is
     none."""
     key = language_model_key_after_loading(config)
-    family = config.get("model_type")
+    model_type = config.get("model_type")
     for name in ("text_config", "language_config", "llm_config", "thinker_config"):
-        if name in given and not isinstance(given[name], Mapping):
-            raise ValueError(f"--with: {name} must be an object, got {given[name]!r:.60}.")
-        if name in given and not key:
+        if name in overrides and not isinstance(overrides[name], Mapping):
+            raise ValueError(f"--with: {name} must be an object, got {overrides[name]!r:.60}.")
+        if name in overrides and not key:
             raise ValueError(
-                f"--with: {family} has no {name}: {runtime} would stop there. Give its keys at the "
-                "top level."
+                f"--with: {model_type} has no {name}: {runtime} would stop there. Give its keys at "
+                "the top level."
             )
-    _require_rope_dicts(given, key)
+    _require_rope_dicts(overrides, key)
 
 
-def _require_rope_dicts(given: Mapping[str, Any], key: str) -> None:
+def _require_rope_dicts(overrides: Mapping[str, Any], key: str) -> None:
     """Raise ValueError if an override has anything but an object or null for a rope dict, or
     anything but an object for the language model's config.
 
     key: of the language model's own config; empty for the top level.
     """
-    inner = given.get(key, {}) if key else {}
-    if not isinstance(inner, Mapping):
-        raise ValueError(f"--with: {key} must be an object, got {inner!r:.60}.")
-    for place in (given, inner):
-        for name in DICTS:
-            if place.get(name) is not None and not isinstance(place[name], Mapping):
-                raise ValueError(f"--with: {name} must be an object or null, got {place[name]!r}.")
+    inner_overrides = overrides.get(key, {}) if key else {}
+    if not isinstance(inner_overrides, Mapping):
+        raise ValueError(f"--with: {key} must be an object, got {inner_overrides!r:.60}.")
+    for part in (overrides, inner_overrides):
+        for name in ROPE_DICT_KEYS:
+            if part.get(name) is not None and not isinstance(part[name], Mapping):
+                raise ValueError(f"--with: {name} must be an object or null, got {part[name]!r}.")
 
 
 def config_after_override(
-    config: Mapping[str, Any], given: Mapping[str, Any], runtime: str
+    config: Mapping[str, Any], overrides: Mapping[str, Any], runtime: str
 ) -> dict[str, Any]:
     """Return the config as the server has it after the overrides, in the form of a config.json: its
     rotary settings are in rope_parameters alone.
 
-    config: the object of the file. given: the object of the overrides. runtime: "vllm" or "sglang".
-    A file at which loading stops is returned unchanged, since overrides are not looked at then.
+    config: the object of the file. overrides: the object of the overrides. runtime: "vllm" or
+    "sglang". A file at which loading stops is returned unchanged, since overrides are not looked at
+    then.
     """
     key = language_model_key_after_loading(config)
-    own = given.get(key, {}) if key else given
-    result, place = _copy_and_language_model_part(config)
+    language_model_overrides = overrides.get(key, {}) if key else overrides
+    result, language_model_part = _copy_and_language_model_part(config)
     try:
-        rope = _rope_dict_after_loading(model_of(config), runtime)
+        rope_dict = _rope_dict_after_loading(model_of(config), runtime)
     except RefusedError:  # it stops while it loads the file, before it looks at overrides
         return result
-    for name in DICTS:
-        if name in own:
-            rope = _rope_dict_after_override(
-                rope, own[name], name, runtime, "inside" if key else "top"
+    for name in ROPE_DICT_KEYS:
+        if name in language_model_overrides:
+            rope_dict = _rope_dict_after_override(
+                rope_dict, language_model_overrides[name], name, runtime, "inside" if key else "top"
             )
-    _drop_rotary_keys(place)
-    place["rope_parameters"] = rope
-    place.update({k: v for k, v in own.items() if k not in DICTS})
+    _drop_rotary_keys(language_model_part)
+    language_model_part["rope_parameters"] = rope_dict
+    language_model_part.update(
+        {k: v for k, v in language_model_overrides.items() if k not in ROPE_DICT_KEYS}
+    )
     if key:
-        result.update({k: v for k, v in given.items() if k != key and k not in OUTSIDE})
+        result.update(
+            {k: v for k, v in overrides.items() if k != key and k not in KEYS_OF_LANGUAGE_MODEL}
+        )
     return result
 
 
-def intended_config(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def intended_config(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config that the author of the overrides means. They change what the file means:
     given rope keys replace those of the file, whichever names these have.
 
     Of a multimodal config, keys of the language model count in its own config, and at the top level
-    only those in OUTSIDE.
+    only those in KEYS_OF_LANGUAGE_MODEL.
 
     Raises: ValueError for a rope dict, or a language model's config, that is no object.
     """
     key = language_model_key_after_loading(config)
-    _require_rope_dicts(given, key)
-    own = {k: v for k, v in given.items() if not key or k in OUTSIDE}
-    own |= given.get(key, {}) if key else {}
-    result, place = _copy_and_language_model_part(config)
-    asked = {name: own.pop(name) for name in (*DICTS, "rope_theta") if name in own}
-    if asked:
+    _require_rope_dicts(overrides, key)
+    language_model_overrides = {
+        k: v for k, v in overrides.items() if not key or k in KEYS_OF_LANGUAGE_MODEL
+    }
+    language_model_overrides |= overrides.get(key, {}) if key else {}
+    result, language_model_part = _copy_and_language_model_part(config)
+    rope_overrides = {
+        name: language_model_overrides.pop(name)
+        for name in (*ROPE_DICT_KEYS, "rope_theta")
+        if name in language_model_overrides
+    }
+    if rope_overrides:
         try:
-            before = meaning_of(config).parameters
+            dicts_before = meaning_of(config).parameters
         except ValueError:  # the doctor says so itself
-            before = {"all": {}}
-        changed = _meant_rope_dicts_after_override(before, asked)
-        _drop_rotary_keys(place)
-        place["rope_parameters"] = changed.get("all", changed)
-    place.update(own)
+            dicts_before = {"all": {}}
+        dicts_after = _meant_rope_dicts_after_override(dicts_before, rope_overrides)
+        _drop_rotary_keys(language_model_part)
+        language_model_part["rope_parameters"] = dicts_after.get("all", dicts_after)
+    language_model_part.update(language_model_overrides)
     return result
 
 
@@ -204,12 +222,12 @@ def _copy_and_language_model_part(
     return result, result[key] if key else result
 
 
-def _drop_rotary_keys(place: dict[str, Any]) -> None:
+def _drop_rotary_keys(config_part: dict[str, Any]) -> None:
     """Remove the rotary keys from a part of a config, but for the share, which an override of a
     rope dict leaves."""
     for name in both_dialects.KEYS_WRITTEN_ANEW:
         if name != "partial_rotary_factor":
-            place.pop(name, None)
+            config_part.pop(name, None)
 
 
 def _rope_dict_after_loading(model: Model, runtime: str) -> Parameters:
@@ -217,16 +235,20 @@ def _rope_dict_after_loading(model: Model, runtime: str) -> Parameters:
 
     Raises: RefusedError where loading stops.
     """
-    resolved = transformers5.resolve_rope_dicts(model)
+    resolved_dicts = transformers5.resolve_rope_dicts(model)
     if runtime == "vllm":
-        resolved = {kind: vllm.with_newer_type(p, model) for kind, p in resolved.items()}
+        resolved_dicts = {
+            kind: vllm.with_newer_type(p, model) for kind, p in resolved_dicts.items()
+        }
     if not model.has_rope_dict_per_kind:
-        return _without_type(resolved["all"])
-    written = model.config.get("rope_parameters")
+        return _without_type(resolved_dicts["all"])
+    rope_parameters = model.config.get("rope_parameters")
     null_kinds = (
-        {k: None for k, v in written.items() if v is None} if isinstance(written, Mapping) else {}
+        {k: None for k, v in rope_parameters.items() if v is None}
+        if isinstance(rope_parameters, Mapping)
+        else {}
     )
-    return null_kinds | {kind: _without_type(p) for kind, p in resolved.items()}
+    return null_kinds | {kind: _without_type(p) for kind, p in resolved_dicts.items()}
 
 
 def _without_type(p: Mapping[str, Any]) -> Parameters:
@@ -235,30 +257,34 @@ def _without_type(p: Mapping[str, Any]) -> Parameters:
 
 
 def _rope_dict_after_override(
-    before: Parameters, value: Any, name: str, runtime: str, place: str
+    dict_before: Parameters, override: Any, name: str, runtime: str, level: str
 ) -> Parameters:
     """Return the rope dict after a server has set an override of it.
 
-    before: the dict after loading. value: the override; None for null. name: its key. place: as in
-    MERGES.
+    dict_before: the dict after loading. override: the override; None for null. name: its key.
+    level: as in MERGING_PLACES.
 
-    Where `before` has a dict for each kind of layer, so has the result: the kind's dict in the
+    Where `dict_before` has a dict for each kind of layer, so has the result: the kind's dict in the
     override, or in the merge of both. A kind that has none there gets a dict in which type and base
     are None, even if it had null before: a flat override is taken to reach no kind of layer.
     """
-    merges = (runtime, place) in MERGES and value is not None
-    new = dict(value or {})
+    is_merged = (runtime, level) in MERGING_PLACES and override is not None
+    new_dict = dict(override or {})
     # transformers settles `type` where rope_scaling is set as a whole, SGLang wherever it is alone.
-    if not merges and (name == "rope_scaling" or runtime == "sglang"):
-        new.setdefault("rope_type", new.get("type", "default"))
-    if merges:
-        new = _merged_as_vllm_does(before, new) if runtime == "vllm" else {**before, **new}
-    kinds = [key for key, p in before.items() if p is None or isinstance(p, Mapping)]
+    if not is_merged and (name == "rope_scaling" or runtime == "sglang"):
+        new_dict.setdefault("rope_type", new_dict.get("type", "default"))
+    if is_merged:
+        new_dict = (
+            _merged_as_vllm_does(dict_before, new_dict)
+            if runtime == "vllm"
+            else {**dict_before, **new_dict}
+        )
+    kinds = [key for key, p in dict_before.items() if p is None or isinstance(p, Mapping)]
     if not kinds:
-        return _fill_with_none(_without_type(new), runtime)
-    result = {key: p for key, p in new.items() if key not in kinds} if merges else {}
+        return _fill_with_none(_without_type(new_dict), runtime)
+    result = {key: p for key, p in new_dict.items() if key not in kinds} if is_merged else {}
     for kind in kinds:
-        result[kind] = _fill_kind_with_none(new.get(kind, {}), runtime)
+        result[kind] = _fill_kind_with_none(new_dict.get(kind, {}), runtime)
     return result
 
 
@@ -271,13 +297,13 @@ def _fill_kind_with_none(p: Any, runtime: str) -> Parameters | None:
     return _fill_with_none(_without_type(p) if isinstance(p, Mapping) else {}, runtime)
 
 
-def _merged_as_vllm_does(before: Mapping[str, Any], new: Mapping[str, Any]) -> Parameters:
+def _merged_as_vllm_does(dict_before: Mapping[str, Any], new_dict: Mapping[str, Any]) -> Parameters:
     """Return vLLM's merge of two dicts: dicts in both are merged, too."""
-    result = dict(before)
-    for key, value in new.items():
-        old = result.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            value = _merged_as_vllm_does(old, value)
+    result = dict(dict_before)
+    for key, value in new_dict.items():
+        old_value = result.get(key)
+        if isinstance(old_value, Mapping) and isinstance(value, Mapping):
+            value = _merged_as_vllm_does(old_value, value)
         result[key] = value
     return result
 
@@ -287,44 +313,48 @@ def _fill_with_none(p: Parameters, runtime: str) -> Parameters:
     that nothing fills in for an override."""
     p.setdefault("rope_type", None)
     p.setdefault("rope_theta", None)
-    if runtime == "vllm" and p["rope_type"] in transformers5.STRETCHED:
+    if runtime == "vllm" and p["rope_type"] in transformers5.STRETCHING_TYPES:
         p.setdefault(ORIGINAL_LENGTH_KEY, None)
     return p
 
 
 def _meant_rope_dicts_after_override(
-    before: Mapping[str, Mapping[str, Any]], asked: Mapping[str, Any]
+    dicts_before: Mapping[str, Mapping[str, Any]], rope_overrides: Mapping[str, Any]
 ) -> dict[str, Parameters]:
     """Return the rope dict of each kind of layer that the author of an override means.
 
-    before: the dicts that the file means. asked: the override's rope dicts and base.
+    dicts_before: the dicts that the file means. rope_overrides: the override's rope dicts and base.
     """
-    given: Parameters = {}
-    for name in DICTS:
-        given.update((asked.get(name) or {}).items())
-    is_null = any(name in asked and asked[name] is None for name in DICTS)
-    has_dicts_by_kind = any(isinstance(value, Mapping) for value in given.values())
-    if is_null and not given:
-        given = {"rope_type": "default"}  # null takes the scaling away
+    given_keys: Parameters = {}
+    for name in ROPE_DICT_KEYS:
+        given_keys.update((rope_overrides.get(name) or {}).items())
+    is_null = any(
+        name in rope_overrides and rope_overrides[name] is None for name in ROPE_DICT_KEYS
+    )
+    has_dicts_by_kind = any(isinstance(value, Mapping) for value in given_keys.values())
+    if is_null and not given_keys:
+        given_keys = {"rope_type": "default"}  # null takes the scaling away
     result: dict[str, Parameters] = {}
-    for kind, old in before.items():
-        new: Mapping[str, Any] = {}
+    for kind, old_dict in dicts_before.items():
+        new_dict: Mapping[str, Any] = {}
         if has_dicts_by_kind:
-            new = given.get(kind) or {}
+            new_dict = given_keys.get(kind) or {}
         elif kind in ("all", "full_attention"):
-            new = given
-        p = _with_new_values(old, new)
-        if "rope_theta" in asked and "rope_theta" not in new:
-            p["rope_theta"] = asked["rope_theta"]
+            new_dict = given_keys
+        p = _with_new_values(old_dict, new_dict)
+        if "rope_theta" in rope_overrides and "rope_theta" not in new_dict:
+            p["rope_theta"] = rope_overrides["rope_theta"]
         result[kind] = p
     return result
 
 
-def _with_new_values(old: Mapping[str, Any], new: Mapping[str, Any]) -> Parameters:
+def _with_new_values(old_dict: Mapping[str, Any], new_dict: Mapping[str, Any]) -> Parameters:
     """Return a rope dict with new values; with a new type, only common keys of the old dict
     stay."""
-    kind = new.get("rope_type", new.get("type"))
-    if kind is None:
-        return {**old, **new}
-    kept = {k: v for k, v in old.items() if k in COMMON - {"rope_type", "type"}}
-    return {**kept, **new, "rope_type": kind}
+    rope_type = new_dict.get("rope_type", new_dict.get("type"))
+    if rope_type is None:
+        return {**old_dict, **new_dict}
+    kept_keys = {
+        k: v for k, v in old_dict.items() if k in KEYS_OF_ROPE_DICTS - {"rope_type", "type"}
+    }
+    return {**kept_keys, **new_dict, "rope_type": rope_type}

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import LayerRotation
 from posenc.runtimes.disagreement import reasons_for_disagreement
-from posenc.runtimes.known import AS_READ, RUNTIMES, emulate
-from posenc.runtimes.known.transformers5_rope_dicts import PHI3
+from posenc.runtimes.known import RUNTIMES, VERSIONS_AS_READ, emulate
+from posenc.runtimes.known.transformers5_rope_dicts import PHI3_FAMILIES
 from posenc.runtimes.meaning import Meaning, meaning_of
 from posenc.runtimes.writers import both_dialects
 
-TEMPERATURES = ("attention_factor", "mscale", "mscale_all_dim")
+TEMPERATURE_KEYS = ("attention_factor", "mscale", "mscale_all_dim")
 KEYS_BEYOND_FREQUENCIES = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
 """Keys of a rope dict that decide more than frequencies and a multiplier: which pairs turn by time,
 height and width; and a temperature of the queries that grows with the position."""
@@ -28,7 +28,7 @@ class Candidate(NamedTuple):
     """For messages."""
     parameters: dict[str, Parameters]
     """The rope dict of each kind of layer."""
-    folded: float = 1.0
+    folded_multiplier: float = 1.0
     """The share of the multiplier of cos and sin that they leave to the weights of q, squared
     there; 1.0 for none."""
     is_in_newer_dialect_only: bool = False
@@ -62,89 +62,108 @@ def notes_for_user(parameters: Mapping[str, Parameters]) -> tuple[str, ...]:
     return ()
 
 
-def candidate_settings(meaning: Meaning, fold: bool) -> Iterator[Candidate]:
+def candidate_settings(meaning: Meaning, may_fold: bool) -> Iterator[Candidate]:
     """Yield settings to try, the simplest first.
 
-    fold: yield also those that leave a share of the multiplier to the weights of q.
+    may_fold: yield also those that leave a share of the multiplier to the weights of q.
     """
-    own = {kind: without_default_keys(p, kind, meaning) for kind, p in meaning.parameters.items()}
-    simple = _plain_rope_if_equal(meaning)
-    if simple is not None:
-        yield Candidate("the base and nothing else, in both dialects", simple)
-    if all(p["rope_type"] in ("default", "linear", "llama3", "yarn") for p in own.values()):
-        yield Candidate("the same settings in both dialects", own)
-    if any(p.get(key) is not None for p in own.values() for key in KEYS_BEYOND_FREQUENCIES):
+    own_dicts = {
+        kind: without_default_keys(p, kind, meaning) for kind, p in meaning.parameters.items()
+    }
+    plain_dicts = _plain_rope_if_equal(meaning)
+    if plain_dicts is not None:
+        yield Candidate("the base and nothing else, in both dialects", plain_dicts)
+    if all(p["rope_type"] in ("default", "linear", "llama3", "yarn") for p in own_dicts.values()):
+        yield Candidate("the same settings in both dialects", own_dicts)
+    if any(p.get(key) is not None for p in own_dicts.values() for key in KEYS_BEYOND_FREQUENCIES):
         return  # they are read with these types only
     if set(meaning.parameters) != {"all"} or meaning.model.is_mla:
-        yield Candidate("the same settings in both dialects", own)
-        per_kind = _longrope_per_kind(meaning, own)
-        yield Candidate("longrope with short = long per kind, in both dialects", per_kind)
+        yield Candidate("the same settings in both dialects", own_dicts)
+        longrope_dicts = _longrope_per_kind(meaning, own_dicts)
+        yield Candidate("longrope with short = long per kind, in both dialects", longrope_dicts)
         return
-    yield from _candidates_where_all_layers_rotate_alike(meaning, own["all"], fold)
+    yield from _candidates_where_all_layers_rotate_alike(meaning, own_dicts["all"], may_fold)
 
 
 def _candidates_where_all_layers_rotate_alike(
-    meaning: Meaning, own: Parameters, fold: bool
+    meaning: Meaning, own_dict: Parameters, may_fold: bool
 ) -> Iterator[Candidate]:
     """Yield further settings to try for a model whose layers all rotate alike: linear, if one
     factor divides the plain frequencies of all pairs; then longrope with short = long, whose lists
     hold any frequencies.
 
-    own: the config's rope dict without keys at their defaults.
-    fold: yield also settings that leave a share of the multiplier of cos and sin to the weights of
+    own_dict: the config's rope dict without keys at their defaults.
+    may_fold: yield also settings that leave a share of the multiplier of cos and sin to the weights
+    of
         q.
     """
-    layer = meaning.computed.layers["all"]
+    rotation = meaning.computed.rotations["all"]
     p = meaning.parameters["all"]
     theta = float(p["rope_theta"])
-    share: Parameters = {}
+    share_part: Parameters = {}
     if meaning.model.supports_partial_rotation:
-        share["partial_rotary_factor"] = p.get("partial_rotary_factor", 1.0)
-    ratio = _linear_factor(layer, theta)
-    if ratio is not None and layer.multiplier == 1:
-        linear = {"rope_type": "linear", "rope_theta": theta, "factor": ratio, **share}
-        yield Candidate("linear, in both dialects", {"all": linear})
-    if meaning.model.model_type in PHI3:
-        phi = both_dialects.longrope_of_any_rotation(layer, theta, meaning.trained_length)
-        yield Candidate("Phi-3's longrope with short = long", {"all": {**phi, **share}})
-    carried = {**both_dialects.longrope_of_any_rotation(layer, theta, meaning.max_length), **share}
-    yield Candidate("longrope with short = long, in both dialects", {"all": carried})
+        share_part["partial_rotary_factor"] = p.get("partial_rotary_factor", 1.0)
+    linear_factor = _linear_factor(rotation, theta)
+    if linear_factor is not None and rotation.multiplier == 1:
+        linear_dict = {
+            "rope_type": "linear",
+            "rope_theta": theta,
+            "factor": linear_factor,
+            **share_part,
+        }
+        yield Candidate("linear, in both dialects", {"all": linear_dict})
+    if meaning.model.model_type in PHI3_FAMILIES:
+        phi3_dict = both_dialects.longrope_of_any_rotation(rotation, theta, meaning.trained_length)
+        yield Candidate("Phi-3's longrope with short = long", {"all": {**phi3_dict, **share_part}})
+    longrope_dict = {
+        **both_dialects.longrope_of_any_rotation(rotation, theta, meaning.max_length),
+        **share_part,
+    }
+    yield Candidate("longrope with short = long, in both dialects", {"all": longrope_dict})
     yield Candidate(
         "longrope with short = long, in the newer dialect only",
-        {"all": carried},
+        {"all": longrope_dict},
         is_in_newer_dialect_only=True,
     )
-    if fold and p["rope_type"] == "yarn":
-        rest = {k: v for k, v in own.items() if k not in TEMPERATURES}
+    if may_fold and p["rope_type"] == "yarn":
+        dict_without_temperature = {k: v for k, v in own_dict.items() if k not in TEMPERATURE_KEYS}
         usual_multiplier = float64_formulas.yarn_attention_factor(float(p["factor"]))
-        multiplier_left = layer.multiplier / usual_multiplier
-        yield Candidate("yarn, the rest of its temperature in q", {"all": rest}, multiplier_left)
-    if fold:
-        without_multiplier = LayerRotation(layer.inv_freq)
-        cold = {
-            **both_dialects.longrope_of_any_rotation(without_multiplier, theta, meaning.max_length),
-            **share,
+        multiplier_left = rotation.multiplier / usual_multiplier
+        yield Candidate(
+            "yarn, the rest of its temperature in q",
+            {"all": dict_without_temperature},
+            multiplier_left,
+        )
+    if may_fold:
+        rotation_without_multiplier = LayerRotation(rotation.inv_freq)
+        longrope_without_multiplier = {
+            **both_dialects.longrope_of_any_rotation(
+                rotation_without_multiplier, theta, meaning.max_length
+            ),
+            **share_part,
         }
         name = "longrope with short = long, the temperature in q"
-        yield Candidate(name, {"all": cold}, layer.multiplier)
+        yield Candidate(name, {"all": longrope_without_multiplier}, rotation.multiplier)
 
 
-def _longrope_per_kind(meaning: Meaning, own: Mapping[str, Parameters]) -> dict[str, Parameters]:
+def _longrope_per_kind(
+    meaning: Meaning, own_dicts: Mapping[str, Parameters]
+) -> dict[str, Parameters]:
     """Return a rope dict for each kind of layer: longrope's lists of factors for a scaled kind, and
     the kind's own settings elsewhere."""
-    carried = {}
-    for kind, p in own.items():
+    dict_by_kind = {}
+    for kind, p in own_dicts.items():
         reads_no_share = (
             not meaning.model.supports_partial_rotation and p["rope_type"] == "proportional"
         )
         rotates_whole = p.get("partial_rotary_factor", 1.0) == 1.0
-        scales_whole = p["rope_type"] in ("yarn", "longrope", "llama3") and rotates_whole
-        if reads_no_share or scales_whole:
-            layer = meaning.computed.layers[kind]
+        is_scaled_whole = p["rope_type"] in ("yarn", "longrope", "llama3") and rotates_whole
+        if reads_no_share or is_scaled_whole:
+            rotation = meaning.computed.rotations[kind]
             theta = float(p["rope_theta"])
-            p = both_dialects.longrope_of_any_rotation(layer, theta, meaning.max_length)
-        carried[kind] = p
-    return carried
+            p = both_dialects.longrope_of_any_rotation(rotation, theta, meaning.max_length)
+        dict_by_kind[kind] = p
+    return dict_by_kind
 
 
 def _plain_rope_if_equal(meaning: Meaning) -> dict[str, Parameters] | None:
@@ -152,44 +171,44 @@ def _plain_rope_if_equal(meaning: Meaning) -> dict[str, Parameters] | None:
     no base does."""
     if set(meaning.parameters) != {"all"}:
         return None
-    layer = meaning.computed.layers["all"]
+    rotation = meaning.computed.rotations["all"]
     p = meaning.parameters["all"]
-    if layer.multiplier != 1 or len(layer.inv_freq) < 2 or not layer.inv_freq[1] > 0:
+    if rotation.multiplier != 1 or len(rotation.inv_freq) < 2 or not rotation.inv_freq[1] > 0:
         return None
-    dim = 2 * len(layer.inv_freq)
-    theta = layer.inv_freq[1] ** (-dim / 2)
+    dim = 2 * len(rotation.inv_freq)
+    theta = rotation.inv_freq[1] ** (-dim / 2)
     written_theta = float(p["rope_theta"])
     if math.isclose(theta, written_theta, rel_tol=1e-9):
         theta = written_theta
-    for ours, plain in zip(
-        layer.inv_freq, float64_formulas.unscaled_frequencies(dim, theta), strict=True
+    for frequency, plain_frequency in zip(
+        rotation.inv_freq, float64_formulas.unscaled_frequencies(dim, theta), strict=True
     ):
-        if not abs(ours - plain) <= 1e-9 * plain:
+        if not abs(frequency - plain_frequency) <= 1e-9 * plain_frequency:
             return None
-    simple: Parameters = {"rope_type": "default", "rope_theta": theta}
+    plain_dict: Parameters = {"rope_type": "default", "rope_theta": theta}
     if meaning.model.supports_partial_rotation:
-        simple["partial_rotary_factor"] = p.get("partial_rotary_factor", 1.0)
-    simple |= {key: p[key] for key in KEYS_BEYOND_FREQUENCIES if key in p}
-    return {"all": simple}
+        plain_dict["partial_rotary_factor"] = p.get("partial_rotary_factor", 1.0)
+    plain_dict |= {key: p[key] for key in KEYS_BEYOND_FREQUENCIES if key in p}
+    return {"all": plain_dict}
 
 
-def _linear_factor(layer: LayerRotation, theta: float) -> float | None:
+def _linear_factor(rotation: LayerRotation, theta: float) -> float | None:
     """Return the one factor that divides all plain frequencies; None if there is none."""
-    plain = float64_formulas.unscaled_frequencies(2 * len(layer.inv_freq), theta)
-    if not all(layer.inv_freq):
+    plain_inv_freq = float64_formulas.unscaled_frequencies(2 * len(rotation.inv_freq), theta)
+    if not all(rotation.inv_freq):
         return None  # a pair stands still, which no factor gives
-    ratios = [p / f for p, f in zip(plain, layer.inv_freq, strict=True)]
+    ratios = [p / f for p, f in zip(plain_inv_freq, rotation.inv_freq, strict=True)]
     are_equal = all(math.isclose(r, ratios[0], rel_tol=1e-9) for r in ratios)
     return ratios[0] if are_equal and ratios[0] > 1 else None
 
 
-def without_default_keys(given: Mapping[str, Any], kind: str, meaning: Meaning) -> Parameters:
+def without_default_keys(rope_dict: Mapping[str, Any], kind: str, meaning: Meaning) -> Parameters:
     """Return a rope dict without keys at their defaults, and with yarn's multiplier of cos and sin
     under the keys by which every runtime reads it alike.
 
     kind: the kind of layer that the dict is for.
     """
-    p = {k: v for k, v in given.items() if k not in ("type", "attn_factor") and v is not None}
+    p = {k: v for k, v in rope_dict.items() if k not in ("type", "attn_factor") and v is not None}
     if p["rope_type"] != "yarn":
         if p["rope_type"] == "linear":
             p["factor"] = float(p["factor"])
@@ -202,7 +221,7 @@ def without_default_keys(given: Mapping[str, Any], kind: str, meaning: Meaning) 
         p.pop("truncate", None)
     if meaning.model.is_mla:
         return p
-    multiplier = meaning.computed.layers[kind].multiplier
+    multiplier = meaning.computed.rotations[kind].multiplier
     for key in ("attention_factor", "mscale", "mscale_all_dim"):
         p.pop(key, None)
     if not math.isclose(
@@ -212,7 +231,7 @@ def without_default_keys(given: Mapping[str, Any], kind: str, meaning: Meaning) 
     return p
 
 
-ONE_CHOICE = {
+REASONS_OF_ONE_CHOICE = {
     "vllm": "it chooses one list of factors, for the length that it is started with",
     "sglang": "it chooses the list by the longest sequence of a batch, and one token late",
     "mlx-lm": "it always takes the long factors",
@@ -225,67 +244,88 @@ ONE_CHOICE = {
 class Recipe:
     """A config that carries a meaning.
 
-    folded: multiplier that went into q's weights instead (squared there). cannot: named runtime ->
-    why it still computes something else. notes: what the user must know.
+    folded_multiplier: what went into q's weights instead (squared there). misreadings: named
+    runtime -> why it still computes something else. notes: what the user must know.
     """
 
     name: str
     config: dict[str, Any]
-    folded: float = 1.0
-    cannot: Mapping[str, str] = field(default_factory=dict)
+    folded_multiplier: float = 1.0
+    misreadings: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
 def best_recipe(
     config: Mapping[str, Any],
     meaning: Meaning,
-    named: Sequence[str] = tuple(RUNTIMES),
+    runtimes: Sequence[str] = tuple(RUNTIMES),
     *,
-    fold: bool = False,
-    versions: Mapping[str, str] = AS_READ,
+    may_fold: bool = False,
+    versions: Mapping[str, str] = VERSIONS_AS_READ,
 ) -> Recipe:
     """Return the recipe that most of the named runtimes read right, the simplest of equals.
 
-    fold: weights may be changed. meaning: at the length to write for.
+    may_fold: weights may be changed. meaning: at the length to write for.
 
     Raises: ValueError where no recipe is read right by any of them, and by all that read the file
         right as it is.
     """
-    before = misreading_runtimes(config, meaning, named, versions=versions)
-    tried: list[Recipe] = []
+    misreadings_before = misreading_runtimes(config, meaning, runtimes, versions=versions)
+    recipes: list[Recipe] = []
     try:
-        for recipe in _recipes_to_try(config, meaning, named, fold, versions):
-            if not recipe.cannot:
+        for recipe in _recipes_to_try(config, meaning, runtimes, may_fold, versions):
+            if not recipe.misreadings:
                 return recipe
-            if not recipe.cannot.keys() - before.keys() and set(named) - recipe.cannot.keys():
-                tried.append(recipe)
+            if (
+                not recipe.misreadings.keys() - misreadings_before.keys()
+                and set(runtimes) - recipe.misreadings.keys()
+            ):
+                recipes.append(recipe)
     except (ArithmeticError, TypeError, KeyError, IndexError) as error:
         raise ValueError(f"no recipe carries these numbers ({error}).") from error
-    if not tried:
-        reasons_in_words = "; ".join(f"{name}: {why}" for name, why in before.items())
+    if not recipes:
+        reasons_in_words = "; ".join(
+            f"{runtime}: {why}" for runtime, why in misreadings_before.items()
+        )
         raise ValueError(
             f"no recipe is better than the file as it is ("
             f"{reasons_in_words or 'all named read it right'})."
         )
-    return min(tried, key=lambda r: len(r.cannot))
+    return min(recipes, key=lambda r: len(r.misreadings))
 
 
 def _recipes_to_try(
     config: Mapping[str, Any],
     meaning: Meaning,
-    named: Sequence[str],
-    fold: bool,
+    runtimes: Sequence[str],
+    may_fold: bool,
     versions: Mapping[str, str],
 ) -> Iterator[Recipe]:
-    for candidate in candidate_settings(meaning, fold):
-        parameters, folded = candidate.parameters, candidate.folded
-        length = max_positions_to_write(parameters, meaning)
+    for candidate in candidate_settings(meaning, may_fold):
+        parameters, folded_multiplier = candidate.parameters, candidate.folded_multiplier
+        max_positions = max_positions_to_write(parameters, meaning)
         if candidate.is_in_newer_dialect_only:
-            written = both_dialects.config_in_newer_dialect(config, parameters["all"], length)
+            written_config = both_dialects.config_in_newer_dialect(
+                config, parameters["all"], max_positions
+            )
         else:
-            written = both_dialects.config_in_both_dialects(config, meaning, parameters, length)
-        misreading = misreading_runtimes(written, meaning, named, folded=folded, versions=versions)
-        yield Recipe(candidate.name, written, folded, misreading, notes_for_user(parameters))
+            written_config = both_dialects.config_in_both_dialects(
+                config, meaning, parameters, max_positions
+            )
+        misreadings = misreading_runtimes(
+            written_config,
+            meaning,
+            runtimes,
+            folded_multiplier=folded_multiplier,
+            versions=versions,
+        )
+        yield Recipe(
+            candidate.name,
+            written_config,
+            folded_multiplier,
+            misreadings,
+            notes_for_user(parameters),
+        )
 
 
 def what_changes_with_length(meaning: Meaning) -> str:
@@ -300,69 +340,78 @@ def what_changes_with_length(meaning: Meaning) -> str:
 
 
 def misreading_runtimes(
-    config: Mapping[str, Any], meaning: Meaning, named: Sequence[str], **how: Any
+    config: Mapping[str, Any], meaning: Meaning, runtimes: Sequence[str], **options: Any
 ) -> dict[str, str]:
     """Return, by runtime that misreads the config, why it does not compute what is meant at every
     length.
 
-    how: the other arguments of `reasons_for_disagreement`.
+    options: the other arguments of `reasons_for_disagreement`.
     """
     # None is the longest length; one token is below any length at which frequencies change.
     lengths = (1, None) if what_changes_with_length(meaning) else (None,)
-    found = [
-        reasons_for_disagreement(config, meaning.computed, named, length, **how)
+    reasons_by_length = [
+        reasons_for_disagreement(config, meaning.computed, runtimes, length, **options)
         for length in lengths
     ]
-    return {name: why for each in found for name, why in each.items()}
+    return {name: why for reasons in reasons_by_length for name, why in reasons.items()}
 
 
 def require_static(meaning: Meaning, length: int | None) -> None:
     """Raise ValueError if the meaning changes with the length and none was given."""
-    what = what_changes_with_length(meaning)
-    if what and length is None:
+    changing_part = what_changes_with_length(meaning)
+    if changing_part and length is None:
         raise ValueError(
-            f"{what} changes with the length, and no config makes all runtimes switch alike; "
-            "--length N writes the frequencies of N tokens for all lengths."
+            f"{changing_part} changes with the length, and no config makes all runtimes switch "
+            "alike; --length N writes the frequencies of N tokens for all lengths."
         )
 
 
-def recipe_with_switch(config: Mapping[str, Any], meaning: Meaning, longest: int) -> Recipe:
+def recipe_with_switch(config: Mapping[str, Any], meaning: Meaning, longest_length: int) -> Recipe:
     """Write settings whose frequencies depend on the sequence length (dynamic, longrope), in the
     old and the new config format.
 
-    A runtime must compute what is meant at the training length and at `longest`, the length to
-    reach, and choose again for every sequence.
+    A runtime must compute what is meant at the training length and at `longest_length`, the length
+    to reach, and choose again for every sequence.
     """
     parameters = {
         kind: without_default_keys(p, kind, meaning) for kind, p in meaning.parameters.items()
     }
-    written = both_dialects.config_in_both_dialects(
+    config_in_both = both_dialects.config_in_both_dialects(
         config, meaning, parameters, max_positions_to_write(parameters, meaning)
     )
-    tried = [
+    recipes = [
         Recipe(
-            name, dict(file), cannot=_runtimes_that_switch_otherwise(file, config, meaning, longest)
+            name,
+            dict(written_config),
+            misreadings=_runtimes_that_switch_otherwise(
+                written_config, config, meaning, longest_length
+            ),
         )
-        for name, file in (
-            ("the same settings in both dialects", written),
+        for name, written_config in (
+            ("the same settings in both dialects", config_in_both),
             ("the dialect of transformers 5", config),
         )
     ]
-    return min(tried, key=lambda r: ("transformers-5" in r.cannot, len(r.cannot)))
+    return min(recipes, key=lambda r: ("transformers-5" in r.misreadings, len(r.misreadings)))
 
 
 def _runtimes_that_switch_otherwise(
-    written: Mapping[str, Any], config: Mapping[str, Any], meaning: Meaning, longest: int
+    written_config: Mapping[str, Any],
+    config: Mapping[str, Any],
+    meaning: Meaning,
+    longest_length: int,
 ) -> dict[str, str]:
     """Return, by runtime, why its frequencies do not change with the length as meant.
 
-    written: the config to read. config: the one whose meaning is wanted.
+    written_config: the config to read. config: the one whose meaning is wanted.
     """
     has_lists = any("long_factor" in p for p in meaning.parameters.values())
-    reasons = dict(ONE_CHOICE) if has_lists else {}
-    for length in (meaning.trained_length, longest):
+    reasons = dict(REASONS_OF_ONE_CHOICE) if has_lists else {}
+    for length in (meaning.trained_length, longest_length):
         reasons |= reasons_for_disagreement(
-            written, meaning_of(config, length).computed, RUNTIMES, length
+            written_config, meaning_of(config, length).computed, RUNTIMES, length
         )
-    known = {name for name, computed in emulate(written).items() if computed.is_known}
-    return {name: why for name, why in reasons.items() if name in known}
+    known_runtimes = {
+        name for name, computed in emulate(written_config).items() if computed.is_known
+    }
+    return {name: why for name, why in reasons.items() if name in known_runtimes}

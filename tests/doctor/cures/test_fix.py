@@ -68,7 +68,7 @@ def test_a_length_makes_it_static(number, written, tmp_path):
     assert reasons_for_disagreement(fixed, meaning_of(raw, 4096).computed, named) == {}
     for length in (64, 4096):
         got = emulate(fixed, length, named)
-        assert len({c.layers["all"].inv_freq for c in got.values()}) == 1
+        assert len({c.rotations["all"].inv_freq for c in got.values()}) == 1
 
 
 def test_most_golden_cases_are_fixed_for_four_runtimes_and_many_for_all():
@@ -81,8 +81,8 @@ def test_most_golden_cases_are_fixed_for_four_runtimes_and_many_for_all():
             continue
         raw = json.loads(path.read_text())["config"]
         meant = meaning_of(raw)
-        counts["four"] += not best_recipe(raw, meant, named).cannot
-        counts["all"] += not best_recipe(raw, meant, ALL).cannot
+        counts["four"] += not best_recipe(raw, meant, named).misreadings
+        counts["all"] += not best_recipe(raw, meant, ALL).misreadings
     assert counts["four"] >= 45
     assert counts["all"] >= 28
 
@@ -132,8 +132,10 @@ def test_a_wrong_recipe_fails_its_proof():
     assert reasons_for_disagreement(raw, meant, ALL) == {}
     off = {**raw, "rope_theta": 500001.0}
     assert set(reasons_for_disagreement(off, meant, ALL)) == set(ALL)
-    assert set(reasons_for_disagreement(raw, meant, ALL, folded=1.00001)) == set(ALL)
-    assert set(reasons_for_disagreement(raw, meant, ALL, folded=float("nan"))) == set(ALL)
+    assert set(reasons_for_disagreement(raw, meant, ALL, folded_multiplier=1.00001)) == set(ALL)
+    assert set(reasons_for_disagreement(raw, meant, ALL, folded_multiplier=float("nan"))) == set(
+        ALL
+    )
 
 
 def test_a_link_out_of_the_folder_is_not_copied(tmp_path):
@@ -152,14 +154,14 @@ def test_a_link_out_of_the_folder_is_not_copied(tmp_path):
 
 def test_an_index_larger_than_a_config_may_be_is_read(tmp_path):
     """DeepSeek-V3's index has 9 MB."""
-    from posenc.runtimes.files.json_object import LARGEST_CONFIG, read_json
+    from posenc.runtimes.files.json_object import MOST_BYTES_OF_CONFIG, read_json
     from posenc.runtimes.writers.copies import check_index
 
     shards = {f"model.layers.{i}.{'x' * 200}": "a.safetensors" for i in range(40000)}
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": shards}))
     (tmp_path / "a.safetensors").write_bytes(b"")
-    assert index.stat().st_size > LARGEST_CONFIG
+    assert index.stat().st_size > MOST_BYTES_OF_CONFIG
     check_index(tmp_path)
     with pytest.raises(ValueError, match="expected at most"):
         read_json(index)

@@ -19,7 +19,7 @@ from posenc.doctor.cures.measure_layout import (
     write_converted_copy,
 )
 from posenc.runtimes.config_model import model_of
-from posenc.runtimes.weights.fold import ONE_PLUS_WEIGHT, fold_multiplier, why_not_foldable
+from posenc.runtimes.weights.fold import FAMILIES_ADDING_ONE, fold_multiplier, why_not_foldable
 from posenc.runtimes.weights.rows import permute_folder, rotary_dim, row_permutation
 from tests.doctor.cures.test_fold import FAMILIES, checkpoint
 from tests.doctor.judging import run
@@ -344,6 +344,6 @@ def test_which_norms_of_q_multiply_by_one_plus_their_weight():
         if not code:
             continue
         one_plus = re.search(r"1(\.0)? \+ self\.weight|self\.weight(\.float\(\))? \+ 1", code[0])
-        assert bool(one_plus) == (path.parent.name in ONE_PLUS_WEIGHT), path
+        assert bool(one_plus) == (path.parent.name in FAMILIES_ADDING_ONE), path
         read += 1
     assert read > 20

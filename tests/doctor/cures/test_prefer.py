@@ -65,8 +65,8 @@ def test_the_preferred_key_decides_and_the_copy_says_nothing_else(tmp_path, name
     said, code, copied = written(tmp_path, config, prefer=".".join(path))
     assert code == 0 and f"as --prefer {'.'.join(path)} says:" in said
     meant = meaning_of(settled).computed
-    assert meaning_of(copied).computed.layers["all"].inv_freq == pytest.approx(
-        meant.layers["all"].inv_freq
+    assert meaning_of(copied).computed.rotations["all"].inv_freq == pytest.approx(
+        meant.rotations["all"].inv_freq
     )
 
 
@@ -131,7 +131,7 @@ def asked(monkeypatch):
 
 def test_a_copy_is_proved_by_asking_where_the_user_says_whom(tmp_path, asked):
     broken = {**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
-    asked[:] = meaning_of(broken).computed.layers["all"].inv_freq
+    asked[:] = meaning_of(broken).computed.rotations["all"].inv_freq
     said, code, _ = written(tmp_path, broken, ask=["/python"])
     assert code == 0 and "proved by asking them: transformers-5 5.23.0" in said
     assert "proved by their emulators, from config.json: transformers-4" in said
@@ -139,7 +139,7 @@ def test_a_copy_is_proved_by_asking_where_the_user_says_whom(tmp_path, asked):
 
 def test_a_copy_that_an_asked_runtime_reads_otherwise_is_not_written(tmp_path, asked):
     broken = {**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
-    asked[:] = [f / 2 for f in meaning_of(broken).computed.layers["all"].inv_freq]
+    asked[:] = [f / 2 for f in meaning_of(broken).computed.rotations["all"].inv_freq]
     with pytest.raises(ValueError, match="asked about the copy, computes something else"):
         written(tmp_path, broken, ask=["/python"])
     assert not (tmp_path / "new").exists()

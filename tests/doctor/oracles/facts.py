@@ -160,10 +160,10 @@ def difference(asked: RuntimeAnswer, known: ComputedPositions, model: Model) -> 
         return ""  # that sections do not add up, some releases notice in attention only
     if (answer.error is None) != (known.error is None):
         return f"{'refused' if answer.error else 'computed'}: {answer.error or known.error}"
-    if not answer.layers and model.model_type in NOT_SEEN:
+    if not answer.rotations and model.model_type in NOT_SEEN:
         return ""
-    for kind, layer in known.layers.items():
-        same = answer.layers.get(kind, answer.layers.get("all"))
+    for kind, layer in known.rotations.items():
+        same = answer.rotations.get(kind, answer.rotations.get("all"))
         if same is None:
             return f"no {kind}"
         if len(same.inv_freq) != len(layer.inv_freq):
@@ -362,7 +362,7 @@ def add_new_families(release: str, python: str, classes: Mapping[str, Any]) -> N
     lines = {**flat_families_of(python, classes), **wrappers_of(python, classes)}
     older = [each for each in recorded_releases(5) if each.version != release]
     for name in lines:  # what came with this release is not in those before
-        if "transformers5" in lines[name] and older and name not in older[-1].classes:
+        if "transformers5" in lines[name] and older and name not in older[-1].model_types:
             lines[name]["transformers5"]["since"] = ".".join(release.split(".")[:2])
     print(f"new families: {', '.join(lines)}")
     write_families({**all_families(), **lines})
@@ -390,11 +390,11 @@ def write_releases(releases: Iterable[Release]) -> None:
     for release in sorted(releases, key=lambda each: version_numbers(each.version)):
         older = before.get(runtime_of(release.version), frozenset())
         table[release.version] = {
-            "came": sorted(release.classes - older),
-            "went": sorted(older - release.classes),
+            "came": sorted(release.model_types - older),
+            "went": sorted(older - release.model_types),
             "unread": release.unread,
         }
-        before[runtime_of(release.version)] = release.classes
+        before[runtime_of(release.version)] = release.model_types
     RELEASES.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 

@@ -73,7 +73,7 @@ def mend(name: str, config: dict[str, Any], words: tuple[str, ...], root: Path) 
         if code < 2:
             row.written = read_json(out / "config.json")
             row.proved = frozenset(proved(row.said))
-        layers = meaning_of(config).computed.layers
+        layers = meaning_of(config).computed.rotations
         row.meant = {k: (list(layer.inv_freq), layer.multiplier) for k, layer in layers.items()}
     except ValueError as refused:
         row.said = str(refused)

@@ -14,7 +14,7 @@ from typing import Any
 import transformers
 
 from posenc.runtimes.config_model import model_of
-from posenc.runtimes.families import RUNTIME_FILES, WITHOUT_ROTATION, facts_of_family
+from posenc.runtimes.families import FAMILIES_WITHOUT_ROTATION, RUNTIME_FILES, facts_of_family
 from posenc.runtimes.known import RELEASES, RUNTIMES
 from tests.doctor.oracles import real, swept
 
@@ -161,7 +161,7 @@ def mistakes(raw: dict[str, Any], bare: dict[str, Any]) -> Iterator[tuple[str, d
             yield "a null base", {**bare, "rope_theta": None}
         if raw["model_type"] != "cohere2_moe":
             yield "an empty newer dict", {**bare, **base, "rope_parameters": {}}
-    full = list(RUNTIMES[RUNTIME](raw, None, VERSION).layers.values())
+    full = list(RUNTIMES[RUNTIME](raw, None, VERSION).rotations.values())
     pairs = range(len(full[0].inv_freq) if full else 0)
     lists = {"short_factor": [1 + i / 99 for i in pairs], "long_factor": [2 + i / 9 for i in pairs]}
     longrope = {"rope_type": LONGROPE, "factor": 4.0, **lists}
@@ -204,7 +204,7 @@ def differs(config: type, found: list, raw: dict[str, Any], changed: str, build:
     if refused:
         return (
             ""
-            if got.error or got.stops or changed in TOLERATED
+            if got.error or got.stop_message or changed in TOLERATED
             else f"the class refuses ({refused}), posenc does not"
         )
     return compared(raw, wanted, got)
@@ -214,10 +214,10 @@ def compared(raw: dict[str, Any], wanted: dict[str, Any], got: Any) -> str:
     """Why an emulator's answer is not what the modules have; empty if it is."""
     if got.error:
         return f"posenc refuses: {got.error}"
-    unused = {kind for kind in wanted.keys() - got.layers.keys() if not _layers_of(raw, kind)}
-    if set(wanted) - unused != set(got.layers):
-        return f"kinds {sorted(got.layers)}, they are {sorted(wanted)}"
-    for kind, layer in got.layers.items():
+    unused = {kind for kind in wanted.keys() - got.rotations.keys() if not _layers_of(raw, kind)}
+    if set(wanted) - unused != set(got.rotations):
+        return f"kinds {sorted(got.rotations)}, they are {sorted(wanted)}"
+    for kind, layer in got.rotations.items():
         inv_freq, multiplier = wanted[kind]
         if len(layer.inv_freq) != len(inv_freq):
             return f"{kind}: {len(layer.inv_freq)} pairs, they are {len(inv_freq)}"
@@ -249,7 +249,7 @@ def sweep(only: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
             row |= {"verdict": "cannot be built", "why": {"": f"{error}".split("\n")[0][:160]}}
             continue
         raw = real.as_json(real.default(config))
-        if config.model_type in WITHOUT_ROTATION:
+        if config.model_type in FAMILIES_WITHOUT_ROTATION:
             row["verdict"] = "differs" if found else "right"
             continue
         if not facts_of_family(config.model_type) or CELL not in (

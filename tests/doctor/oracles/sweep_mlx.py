@@ -59,8 +59,8 @@ def compared(raw: dict[str, Any], answer: dict[str, Any]) -> str:
     for i, layer in enumerate(layers):
         if layer is None or i in got.without_rotation:
             continue
-        kinds = [k for k in got.layers if k == "all" or i in model.layers_of_kind(k.split()[0])]
-        if not any(_same(got.layers[kind], *layer) for kind in kinds):
+        kinds = [k for k in got.rotations if k == "all" or i in model.layers_of_kind(k.split()[0])]
+        if not any(_same(got.rotations[kind], *layer) for kind in kinds):
             return f"layer {i}: mlx-lm has {len(layer[0])} pairs, {layer[0][:2]} * {layer[1]}"
     still = len(got.without_rotation) == len(layers)
     return "" if any(layers) or still else "no rope objects"

@@ -88,7 +88,7 @@ def test_the_doctor_raises_no_error_for_the_runtimes_that_are_named_right(checkp
     said = serving_page(export)
     for runtime in export.correct_runtimes:
         assert re.search(rf"^\| {re.escape(runtime)} \|.*\| as meant \|$", said, re.M)
-    for runtime, why in export.recipe.cannot.items():
+    for runtime, why in export.recipe.misreadings.items():
         assert why.removeprefix("refuses: ") in said.partition("## ")[0], runtime
 
 

@@ -20,7 +20,7 @@ def of_layers(*rows: tuple[tuple[float, ...], tuple[int, ...]]) -> RuntimeAnswer
 
 def layers(asked: RuntimeAnswer, config: dict) -> dict[str, tuple[float, ...]]:
     answer = as_computed(asked, NOTHING, model_of(config))
-    return {kind: layer.inv_freq for kind, layer in answer.layers.items()}
+    return {kind: layer.inv_freq for kind, layer in answer.rotations.items()}
 
 
 def test_kinds_are_those_of_the_family():
@@ -74,7 +74,7 @@ def loaded(**changes: float | str) -> ComputedPositions:
 def test_what_is_printed_in_few_digits_changes_no_number():
     computed = loaded()
     assert computed.asked and computed.version == "b1"
-    assert computed.layers == compute_from_metadata(STRETCHED, None).layers
+    assert computed.rotations == compute_from_metadata(STRETCHED, None).rotations
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_what_is_printed_in_few_digits_changes_no_number():
 def test_what_the_loader_takes_otherwise_is_computed_with(changes):
     computed = loaded(**changes)
     assert computed.asked and computed.error is None
-    assert computed.layers != compute_from_metadata(STRETCHED, None).layers
+    assert computed.rotations != compute_from_metadata(STRETCHED, None).rotations
 
 
 def test_what_the_loader_refuses_or_does_not_say():

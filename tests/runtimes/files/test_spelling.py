@@ -57,7 +57,7 @@ DEEPSEEK = {
 
 
 def layer(raw):
-    return meaning_of(as_transformers(raw)).computed.layers["all"]
+    return meaning_of(as_transformers(raw)).computed.rotations["all"]
 
 
 def test_meta():
@@ -111,15 +111,15 @@ def test_mistral():
 def test_deepseek():
     assert name_of_spelling(DEEPSEEK) == "deepseek"
     meant = meaning_of(as_transformers(DEEPSEEK)).computed
-    assert meant.layers["all"].inv_freq == pytest.approx(
+    assert meant.rotations["all"].inv_freq == pytest.approx(
         float64_formulas.yarn_frequencies(16, 1e4, 40, 4096)
     )
-    assert meant.layers["all"].multiplier == pytest.approx(1.0)
+    assert meant.rotations["all"].multiplier == pytest.approx(1.0)
     assert meant.softmax_scale == pytest.approx(
         32**-0.5 * float64_formulas.yarn_attention_factor(40) ** 2
     )
     short = meaning_of(as_transformers({**DEEPSEEK, "max_seq_len": 4096})).computed
-    assert short.layers["all"].inv_freq == pytest.approx(
+    assert short.rotations["all"].inv_freq == pytest.approx(
         float64_formulas.unscaled_frequencies(16, 1e4)
     )
     assert short.softmax_scale == pytest.approx(32**-0.5)
@@ -227,7 +227,7 @@ def test_a_flat_dict_of_a_nested_family_is_meant_for_full_attention():
     gemma = {**BASE, "model_type": "gemma3_text", "query_pre_attn_scalar": 16}
     flat = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
     meant = meaning_of({**gemma, "rope_parameters": flat})
-    layers = meant.computed.layers
+    layers = meant.computed.rotations
     assert layers["full_attention"].inv_freq == pytest.approx(
         [f / 8 for f in float64_formulas.unscaled_frequencies(16, 1e6)]
     )

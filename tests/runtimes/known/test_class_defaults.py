@@ -208,7 +208,7 @@ def test_the_record_and_the_answer_of_a_whole_model_are_the_same():
     for (name, raw), asked in zip(rows, ask(questions, seconds=1200), strict=True):
         known = RUNTIMES["transformers-5"](raw, 256, VERSION).with_stop_as_refusal
         answer = as_computed(asked, known).with_stop_as_refusal
-        if not (answer.is_known and known.is_known) or not (answer.layers or answer.error):
+        if not (answer.is_known and known.is_known) or not (answer.rotations or answer.error):
             continue
         compared += 1
         if why := contradiction(answer, known):
@@ -297,8 +297,11 @@ def test_a_forward_pass_that_stops_is_known_and_answered(answered, raw):
     assert stops(raw)
     known = RUNTIMES["transformers-5"](raw, None, VERSION)
     answer = answered(raw)
-    assert known.error is None and "must match the size" in known.stops
-    assert known.with_stop_as_refusal.error == known.stops and not known.with_stop_as_refusal.layers
+    assert known.error is None and "must match the size" in known.stop_message
+    assert (
+        known.with_stop_as_refusal.error == known.stop_message
+        and not known.with_stop_as_refusal.rotations
+    )
     assert "must match the size" in answer.stop_message
 
 
@@ -308,7 +311,7 @@ def test_a_forward_pass_that_runs_is_no_refusal(answered):
         answer = answered(raw)
         assert not stops(raw)
         assert not answer.stop_message and answer.rotations
-        assert not RUNTIMES["transformers-5"](raw, None, VERSION).stops
+        assert not RUNTIMES["transformers-5"](raw, None, VERSION).stop_message
 
 
 @pytest.mark.slow
@@ -319,7 +322,7 @@ def test_moonshine_rotates_heads_as_wide_as_its_encoders(answered, decoder):
     answer = answered(raw)
     known = RUNTIMES["transformers-5"](raw, None, VERSION)
     pairs = {len(rotation.inv_freq) for rotation in answer.rotations}
-    assert pairs == {len(known.layers["all"].inv_freq)} == {22}  # int(0.9 * 48) channels
+    assert pairs == {len(known.rotations["all"].inv_freq)} == {22}  # int(0.9 * 48) channels
     assert answer.softmax_scales == pytest.approx((48**-0.5,))
     assert known.softmax_scale == pytest.approx(48**-0.5)
 
@@ -329,8 +332,8 @@ def contradiction(answer, known) -> str:
     if answer.error or known.error:
         same = bool(answer.error) == bool(known.error)
         return "" if same else f"known {known.error}, answered {answer.error}"
-    for kind, layer in known.layers.items():
-        real_one = answer.layers.get(kind, answer.layers.get("all"))
+    for kind, layer in known.rotations.items():
+        real_one = answer.rotations.get(kind, answer.rotations.get("all"))
         if real_one is None or real_one.inv_freq != pytest.approx(layer.inv_freq, rel=1e-4):
             return f"{kind}: {layer.inv_freq[:2]} of {len(layer.inv_freq)}, answered {real_one}"
         if real_one.multiplier != pytest.approx(layer.multiplier, rel=1e-5):

@@ -167,10 +167,10 @@ def rotated(folder, raw):
 def test_a_null_share_rotates_the_whole_head(family, tmp_path):
     experts = {"num_experts": 2, "n_routed_experts": 2, "num_experts_per_tok": 1}
     raw = {**SIZES, **experts, "model_type": family, "partial_rotary_factor": None, "head_dim": 16}
-    (pairs,) = (len(v.inv_freq) for v in emulate(raw)["transformers-5"].layers.values())
+    (pairs,) = (len(v.inv_freq) for v in emulate(raw)["transformers-5"].rotations.values())
     assert pairs == rotated(tmp_path, raw) == 8
     del raw["partial_rotary_factor"]
-    (pairs,) = (len(v.inv_freq) for v in emulate(raw)["transformers-5"].layers.values())
+    (pairs,) = (len(v.inv_freq) for v in emulate(raw)["transformers-5"].rotations.values())
     assert pairs == rotated(tmp_path, raw) < 8
 
 
@@ -208,7 +208,7 @@ def test_the_kinds_of_numbers_are_those_of_transformers_classes():
     transformers = pytest.importorskip("transformers")
     seen = 0
     for family, facts in all_families().items():
-        known = Transformers5Facts.of(facts.get("transformers5")).accepts
+        known = Transformers5Facts.of(facts.get("transformers5")).checked_keys
         if family not in transformers.CONFIG_MAPPING or not known.integers:
             continue
         fields = dataclasses.fields(transformers.CONFIG_MAPPING[family])

@@ -58,7 +58,7 @@ def test_vllm_and_llama_cpp_open_mistrals_and_apply_its_scale_or_not(tmp_path, s
     case = judged(tmp_path, {**MISTRAL, "yarn": {**YARN, "apply_scale": scale}})
     for name, computed in case.computed.items():
         if name in ("vllm", "llama.cpp"):
-            (layer,) = computed.layers.values()
+            (layer,) = computed.rotations.values()
             assert layer.multiplier == pytest.approx(multiplier)
             expected = float64_formulas.yarn_frequencies(64, 1e6, 16, 1024)
             assert layer.inv_freq == pytest.approx(expected)

@@ -21,7 +21,7 @@ def test_the_type_mrope_is_no_other_type_for_qwens_vision_models(family):
     raw["rope_scaling"] = {"type": "mrope", "mrope_section": [2, 3, 3]}
     for runtime in ("transformers-4", "transformers-5"):
         got = computed(raw, runtime)
-        assert got.error is None and got.layers["all"].inv_freq[1] == 1e6 ** (-2 / 16)
+        assert got.error is None and got.rotations["all"].inv_freq[1] == 1e6 ** (-2 / 16)
     other = {**TEXT, "model_type": "qwen2", "rope_scaling": raw["rope_scaling"]}
     assert computed(other).error == "KeyError: 'mrope'"
 
@@ -31,7 +31,7 @@ def test_a_base_next_to_a_text_config_is_not_read():
     for inner, base in ((text, 5000.0), ({**text, "rope_theta": None}, 1e6)):
         inner = {k: v for k, v in inner.items() if v is not None}
         raw = {"model_type": "qwen2_vl", "rope_theta": 123.0, "text_config": inner}
-        assert computed(raw).layers["all"].inv_freq[1] == base ** (-2 / 16)
+        assert computed(raw).rotations["all"].inv_freq[1] == base ** (-2 / 16)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_base_next_to_a_text_config_is_not_read():
 )
 def test_a_model_that_rotates_nothing_means_nothing_else(raw):
     meant = meaning_of(as_transformers(raw)).computed
-    assert meant.layers == {} == computed(raw).layers
+    assert meant.rotations == {} == computed(raw).rotations
     assert meant.without_rotation == computed(raw).without_rotation == (0, 1)
 
 
@@ -56,7 +56,7 @@ def test_step_has_a_base_for_each_layer():
         "partial_rotary_factors": [0.5, 1.0],
         "layer_types": ["full_attention", "sliding_attention"],
     }
-    layers = computed(raw).layers
+    layers = computed(raw).rotations
     assert [len(layers[k].inv_freq) for k in layers] == [4, 8]
     assert layers["full_attention"].inv_freq[1] == 5e6 ** (-2 / 8)
     with pytest.raises(ValueError, match="rope_theta must be a finite number"):

@@ -82,8 +82,8 @@ def test_recorded_releases_differ_in_their_classes():
     versions = [release.version for release in five]
     assert versions[:3] == ["5.2.0", "5.12.1", "5.23.0"]
     for older, newer in pairwise(five):
-        assert "llama" in older.classes and newer.classes - older.classes
-    assert "axk1" in five[2].classes - five[1].classes
+        assert "llama" in older.model_types and newer.model_types - older.model_types
+    assert "axk1" in five[2].model_types - five[1].model_types
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,11 @@ def test_families_of_a_later_release_are_known():
     for name, channels in (("exaone", 128), ("sarvam_moe", 64), ("apertus1p5_text", 128)):
         got = RUNTIMES[ROW]({"model_type": name})
         assert got.version == "5.24" and got.known == "yes"
-        assert 2 * len(got.layers["all"].inv_freq) == channels
+        assert 2 * len(got.rotations["all"].inv_freq) == channels
         assert known({"model_type": name}, "5.12") == "no model"
     text = {"model_type": "llama", "rope_theta": 5e5, "head_dim": 64}
     wrapped = {"model_type": "granite_speech", "text_config": text}
-    assert RUNTIMES[ROW](wrapped).layers == RUNTIMES[ROW](text).layers
+    assert RUNTIMES[ROW](wrapped).rotations == RUNTIMES[ROW](text).rotations
     assert RUNTIMES["vllm"](wrapped).known == "unknown"  # it has code of its own for it
 
 
@@ -121,7 +121,7 @@ def test_recording_one_release_keeps_the_others(tmp_path, monkeypatch):
     assert path.read_text(encoding="utf-8") == packaged.read_text(encoding="utf-8")
     recorded = {release.version for release in kept}
     assert recorded >= {"5.2.0", "5.12.1", "5.23.0", "5.24.0"}
-    later = kept[-1].classes - {"llama"} | {"new"}
+    later = kept[-1].model_types - {"llama"} | {"new"}
     oracle.write_releases([*kept, Release("5.99.0", later, {"qwen2": ["yarn"]})])
     entry = json.loads(path.read_text(encoding="utf-8"))["5.99.0"]
     assert entry == {"came": ["new"], "went": ["llama"], "unread": {"qwen2": ["yarn"]}}

@@ -180,7 +180,7 @@ def test_every_class_is_known_or_listed():
     """A class of a new transformers must be looked at before it is known."""
     found = {c.model_type for c in real.config_classes().values()} - {""}
     known = {name for name, facts in all_families().items() if facts.get("transformers5")}
-    rest = found - known - sweep.WITHOUT_ROTATION
+    rest = found - known - sweep.FAMILIES_WITHOUT_ROTATION
     assert rest == sweep.NOT_KNOWN
 
 
@@ -241,10 +241,10 @@ def test_a_null_that_the_class_refuses_is_refused(config, refused):
 def test_longcat_takes_the_class_head_dim_where_none_is_given(runtime):
     """Printed by the modules of transformers: 32 pairs, whatever qk_rope_head_dim."""
     got = RUNTIMES[runtime]({"model_type": "longcat_flash", "qk_rope_head_dim": 32})
-    assert len(got.layers["all"].inv_freq) == 32
+    assert len(got.rotations["all"].inv_freq) == 32
 
 
 def test_neomme_takes_each_kinds_base_for_null():
     got = RUNTIMES["transformers-5"]({"model_type": "neomme", "rope_theta": None})
     want = RUNTIMES["transformers-5"]({"model_type": "neomme"})
-    assert got.error is None and got.layers == want.layers
+    assert got.error is None and got.rotations == want.rotations

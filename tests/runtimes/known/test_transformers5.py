@@ -120,8 +120,8 @@ def test_random_configs(name):
                 continue
             assert got.error is None, (raw, got.error)
             for kind, (inv_freq, multiplier) in wanted.items():
-                assert got.layers[kind].inv_freq == pytest.approx(inv_freq, rel=1e-6, abs=1e-20)
-                assert got.layers[kind].multiplier == pytest.approx(multiplier, rel=1e-6)
+                assert got.rotations[kind].inv_freq == pytest.approx(inv_freq, rel=1e-6, abs=1e-20)
+                assert got.rotations[kind].multiplier == pytest.approx(multiplier, rel=1e-6)
     assert refused < 45
 
 
@@ -137,7 +137,7 @@ def test_a_flat_dict_beside_nested_ones_reaches_all_layers_of_modernbert_decoder
     }
     built = transformers.CONFIG_MAPPING["modernbert-decoder"].from_dict(copy.deepcopy(raw))
     assert {p["rope_type"] for p in built.rope_parameters.values()} == {"linear"}
-    layers = RUNTIMES["transformers-5"](raw, 64).layers
+    layers = RUNTIMES["transformers-5"](raw, 64).rotations
     assert {layers[kind].inv_freq[0] for kind in kinds} == {0.25}
 
 
@@ -148,7 +148,7 @@ def test_gemma_4_turns_the_large_heads_of_its_far_layers():
         wanted = real(given, 64)
         assert len(wanted["full_attention"][0]) == 32
         for kind, (inv_freq, _) in wanted.items():
-            assert got.layers[kind].inv_freq == pytest.approx(inv_freq, rel=1e-6, abs=1e-20)
+            assert got.rotations[kind].inv_freq == pytest.approx(inv_freq, rel=1e-6, abs=1e-20)
 
 
 @pytest.mark.parametrize("share", [None, 0.5])
@@ -187,7 +187,7 @@ def test_a_scaled_module_fills_its_dict_from_the_top_level(family, kind, share):
     computed = answer(config, scaling)
     width = (32 if family == "gemma4_text" else 16) * (share or 1)
     slowest = 8e6 ** (-(width - 2) / width) / (3.0 if kind == "yarn" else 1.0)
-    inv_freq = computed.layers["full_attention"].inv_freq
+    inv_freq = computed.rotations["full_attention"].inv_freq
     assert computed.error is None and len(inv_freq) == width / 2
     assert inv_freq[-1] == pytest.approx(slowest, rel=1e-6)
     assert answer(config, {"rope_type": "default"}).error is not None

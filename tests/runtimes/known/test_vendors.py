@@ -69,7 +69,7 @@ def differences(transformers, config):
     for kind, by_length in real.items():
         for length, (inv_freq, multipliers) in by_length.items():
             computed = RUNTIMES[runtime](config, length)
-            layers = computed.layers
+            layers = computed.rotations
             ours = layers.get(kind) or layers.get("all") or layers.get("full_attention")
             if computed.error or ours is None or len(ours.inv_freq) != len(inv_freq):
                 wrong.append(f"{kind}: {computed.error or 'other pairs'}")
@@ -99,7 +99,7 @@ def test_another_number_is_seen():
     transformers = pytest.importorskip("transformers")
     real = CONFIGS["llama-3.1-8b"]
     planted = {**real, "rope_theta": 500001.0}
-    computed = RUNTIMES["transformers-5"](real, 64).layers["all"].inv_freq
+    computed = RUNTIMES["transformers-5"](real, 64).rotations["all"].inv_freq
     (by_length,) = computed_by(transformers, planted)[0].values()
     assert not all(
         abs(a - b) <= 1.5e-6 * b for a, b in zip(by_length[64][0], computed, strict=True)
@@ -112,7 +112,7 @@ def test_a_fixed_alpha_stretches_the_base_of_hunyuan():
     base = 10000.0 * 1000.0 ** (128 / 126)
     for runtime, long in (("transformers-4", 10000.0), ("transformers-5", base)):
         for length, theta in ((32768, base), (40000, long)):
-            got = RUNTIMES[runtime](config, length).layers["all"].inv_freq[1]
+            got = RUNTIMES[runtime](config, length).rotations["all"].inv_freq[1]
             scaled = theta * (40000 / 32768) ** (128 / 126) if theta == 10000.0 else theta
             assert got == pytest.approx(scaled ** (-2 / 128), rel=1e-6)
 
@@ -130,14 +130,14 @@ def test_phi_3_5_moe_multiplies_by_its_mscales():
     config = {**CONFIGS["phi-3.5-moe"], "rope_scaling": lists}
     for runtime, long in (("transformers-4", "long_factor"), ("transformers-5", "short_factor")):
         for length, name in ((64, "short_factor"), (131072, long)):
-            layer = RUNTIMES[runtime](config, length).layers["all"]
+            layer = RUNTIMES[runtime](config, length).rotations["all"]
             assert layer.multiplier == lists["long_mscale"]
             assert layer.inv_freq[9] == pytest.approx(10000.0 ** (-18 / 128) / lists[name][9])
 
 
 def test_llama_cpp_writes_hunyuans_base():
     config = CONFIGS["hunyuan-7b"]
-    layer = RUNTIMES["llama.cpp"](config, None).layers["all"]
+    layer = RUNTIMES["llama.cpp"](config, None).rotations["all"]
     assert layer.inv_freq[1] == pytest.approx((10000.0 * 1000.0 ** (128 / 126)) ** (-2 / 128))
     told = RUNTIMES["llama.cpp"]({**config, "rope_theta": 20000.0}, None).error
     assert "assumptions changed" in (told or "")
@@ -153,7 +153,7 @@ def test_servers_stop_at_sections_as_their_code_does():
     assert "adds up to 63, expected 64" in (told or "")
     half = {**config["rope_scaling"], "extrapolation_factor": 0.5}
     first, usual = (
-        RUNTIMES["sglang"]({**config, "rope_scaling": p}, None).layers["all"].inv_freq[0]
+        RUNTIMES["sglang"]({**config, "rope_scaling": p}, None).rotations["all"].inv_freq[0]
         for p in (half, config["rope_scaling"])
     )
     assert (first, usual) == (0.625, 1.0)  # half of the first pair is divided by 4

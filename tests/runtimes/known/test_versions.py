@@ -89,8 +89,8 @@ def test_a_type_that_only_5_4_refuses_is_unknown_there():
 def test_transformers_4_computes_what_its_modules_did(config, pairs, second):
     """Printed by the modules of transformers 4.57.3."""
     got = RUNTIMES["transformers-4"](config)
-    assert len(got.layers["all"].inv_freq) == pairs
-    assert got.layers["all"].inv_freq[1] == pytest.approx(second, rel=2e-6)
+    assert len(got.rotations["all"].inv_freq) == pairs
+    assert got.rotations["all"].inv_freq[1] == pytest.approx(second, rel=2e-6)
 
 
 @pytest.mark.parametrize("name", ["glm4_moe_lite", "qwen3", "deepseek_v3"])

@@ -60,25 +60,25 @@ def whole(name, scaling=None, **text):
 @pytest.mark.parametrize("name", WHOLES)
 def test_a_server_computes_what_the_file_of_a_multimodal_model_means(name, server):
     config = whole(name)
-    computed = emulate(config, names=[server])[server]
+    computed = emulate(config, runtimes=[server])[server]
     meant = meaning_of(config).computed
     assert computed.is_known and computed.error is None
-    for kind, layer in meant.layers.items():
+    for kind, layer in meant.rotations.items():
         for other in computed.rotations_of_kind(kind):
             assert other.inv_freq == pytest.approx(layer.inv_freq)
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
 def test_vllms_mrope_takes_four_times_the_original_length_for_yarn(name):
-    layer = emulate(whole(name, YARN), names=["vllm"])["vllm"].layers["all"]
+    layer = emulate(whole(name, YARN), runtimes=["vllm"])["vllm"].rotations["all"]
     for pair, frequency in VLLM_READ.items():
         assert layer.inv_freq[pair] == pytest.approx(frequency, rel=1e-6)
-    sglang = emulate(whole(name, YARN), names=["sglang"])["sglang"].layers["all"]
+    sglang = emulate(whole(name, YARN), runtimes=["sglang"])["sglang"].rotations["all"]
     assert sglang.inv_freq == pytest.approx(float64_formulas.yarn_frequencies(128, 1e6, 4.0, 32768))
 
 
 def test_qwen3_vl_asks_vllm_for_a_table_as_long_as_the_text():
-    layer = emulate(whole("qwen3_vl", YARN), names=["vllm"])["vllm"].layers["all"]
+    layer = emulate(whole("qwen3_vl", YARN), runtimes=["vllm"])["vllm"].rotations["all"]
     assert layer.inv_freq == pytest.approx(float64_formulas.yarn_frequencies(128, 1e6, 4.0, 32768))
 
 
@@ -94,17 +94,17 @@ def test_vllms_overrides_divide_the_original_length_and_a_rule_says_so(tmp_path)
     rope = given["text_config"]["rope_parameters"]
     assert code == 0 and rope["original_max_position_embeddings"] == 8192
     served = config_after_override(config, given, "vllm")
-    computed = emulate(served, names=["vllm"])["vllm"].layers["all"]
-    assert computed.inv_freq == pytest.approx(meaning_of(config).computed.layers["all"].inv_freq)
+    computed = emulate(served, runtimes=["vllm"])["vllm"].rotations["all"]
+    assert computed.inv_freq == pytest.approx(meaning_of(config).computed.rotations["all"].inv_freq)
 
 
 def test_mlx_lm_hands_on_nothing_but_the_language_models_own_config():
     config = whole("qwen3_vl")
-    beside = emulate({**config, "tie_word_embeddings": False}, names=["mlx-lm"])["mlx-lm"]
+    beside = emulate({**config, "tie_word_embeddings": False}, runtimes=["mlx-lm"])["mlx-lm"]
     assert "missing 1 required positional argument: 'tie_word_embeddings'" in beside.error
     inside = whole("qwen3_vl", tie_word_embeddings=False)
-    assert emulate(inside, names=["mlx-lm"])["mlx-lm"].error is None
-    assert emulate(whole("mistral3"), names=["mlx-lm"])["mlx-lm"].error is None
+    assert emulate(inside, runtimes=["mlx-lm"])["mlx-lm"].error is None
+    assert emulate(whole("mistral3"), runtimes=["mlx-lm"])["mlx-lm"].error is None
 
 
 def test_internvl_of_the_hub_keeps_its_language_model_in_llm_config():
@@ -115,7 +115,7 @@ def test_internvl_of_the_hub_keeps_its_language_model_in_llm_config():
     computed = emulate({**hub, "llm_config": inner})
     alone = emulate({**inner, "architectures": ["Qwen2ForCausalLM"]})
     for server in ("vllm", "sglang"):
-        assert computed[server].layers["all"] == alone[server].layers["all"]
+        assert computed[server].rotations["all"] == alone[server].rotations["all"]
         assert computed[server].max_length == alone[server].max_length
     for runtime in ("transformers-4", "transformers-5", "mlx-lm"):
         assert computed[runtime].known == "no model"
@@ -123,6 +123,6 @@ def test_internvl_of_the_hub_keeps_its_language_model_in_llm_config():
     assert emulate({**hub, "text_config": inner})["vllm"].known == "unknown"  # of other forms
     plain = {"llm_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}}
     after = config_after_override({**hub, "llm_config": inner}, plain, "vllm")
-    assert emulate(after)["vllm"].layers["all"].inv_freq == float64_formulas.unscaled_frequencies(
-        128, 5000.0
-    )
+    assert emulate(after)["vllm"].rotations[
+        "all"
+    ].inv_freq == float64_formulas.unscaled_frequencies(128, 5000.0)

@@ -55,7 +55,7 @@ def test_options_carry_the_meaning_of_every_whole_that_the_server_is_known_for(s
     for name in WHOLES:
         _, config = whole(name)
         meaning = meant(config)
-        if meaning is None or not emulate(config, names=[server])[server].is_known:
+        if meaning is None or not emulate(config, runtimes=[server])[server].is_known:
             continue
         try:
             options = override_options(config, meaning, server)
@@ -64,7 +64,7 @@ def test_options_carry_the_meaning_of_every_whole_that_the_server_is_known_for(s
             assert refused, (name, error)
             continue
         given = json.loads(shlex.split(options)[1])
-        served = emulate(config_after_override(config, given, server), names=[server])[server]
+        served = emulate(config_after_override(config, given, server), runtimes=[server])[server]
         assert not disagreement(served, meaning.computed), name
         carried.append(name)
     assert len(carried) >= 30 and {"qwen2_5_vl", "qwen3_vl", "llava", "internvl"} <= {*carried}

@@ -103,7 +103,7 @@ def known(family):
         meaning_of(config_of(family))
     except ValueError:
         return []
-    answers = emulate(config_of(family), names=("vllm", "sglang"))
+    answers = emulate(config_of(family), runtimes=("vllm", "sglang"))
     return [(family, server) for server, answer in answers.items() if answer.is_known]
 
 

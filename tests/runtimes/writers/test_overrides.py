@@ -28,8 +28,8 @@ def assert_same(got, recorded):
         return
     assert got.error is None
     wanted = layer_of(recorded)
-    assert got.layers["all"].inv_freq == pytest.approx(wanted["inv_freq"], rel=1e-6)
-    assert got.layers["all"].multiplier == pytest.approx(wanted["multiplier"], rel=1e-6)
+    assert got.rotations["all"].inv_freq == pytest.approx(wanted["inv_freq"], rel=1e-6)
+    assert got.rotations["all"].multiplier == pytest.approx(wanted["multiplier"], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_a_printed_override_gives_what_is_meant(runtime, number):
     meaning = meaning_of(raw)
     given = json.loads(override_options(raw, meaning, runtime).split("'")[1])
     got = RUNTIMES[runtime](config_after_override(raw, given, runtime), None)
-    for kind, layer in meaning.computed.layers.items():
-        assert got.layers[kind].inv_freq == pytest.approx(layer.inv_freq, rel=1e-6, abs=1e-25)
-        assert got.layers[kind].multiplier == pytest.approx(layer.multiplier, rel=1e-6)
+    for kind, layer in meaning.computed.rotations.items():
+        assert got.rotations[kind].inv_freq == pytest.approx(layer.inv_freq, rel=1e-6, abs=1e-25)
+        assert got.rotations[kind].multiplier == pytest.approx(layer.multiplier, rel=1e-6)
     assert got.max_length >= meaning.max_length
 
 

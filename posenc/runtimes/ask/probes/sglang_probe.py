@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 from probing import WithoutWeights, answer_question
 from server_probing import Server
 
-ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+ENVIRONMENT_OF_ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 
 
 def start():
     """Import SGLang and return its version."""
-    os.environ.update(ONE_PROCESS)
+    os.environ.update(ENVIRONMENT_OF_ONE_PROCESS)
     os.environ.pop("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", None)
     import sglang
     import torch
@@ -53,8 +53,8 @@ def without_kernel_of_rotation():
 class Settings(NamedTuple):
     """The configs of a server: its arguments, and what follows from them for the model."""
 
-    server: Any
-    model: Any
+    server_args: Any
+    model_config: Any
 
 
 class Sglang(Server):
@@ -85,13 +85,13 @@ class Sglang(Server):
         }
         if not torch.cuda.is_available():
             arguments["device"] = "cpu"
-        server = ServerArgs(**arguments)
-        set_global_server_args_for_scheduler(server)
-        return Settings(server, ModelConfig.from_server_args(server))
+        server_args = ServerArgs(**arguments)
+        set_global_server_args_for_scheduler(server_args)
+        return Settings(server_args, ModelConfig.from_server_args(server_args))
 
     def longest_admitted(self, config):
         """Return the tokens of the longest text that SGLang can be told to admit."""
-        return self.settings_for(config, None).model.context_len
+        return self.settings_for(config, None).model_config.context_len
 
     def build_model(self, settings):
         """Return the model that SGLang builds of its settings; its large weights take no memory."""
@@ -103,19 +103,19 @@ class Sglang(Server):
         from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish
 
         factory._ROPE_DICT.clear()  # a module is kept for all lengths of a server
-        world = parallel_state._WORLD  # the group of this one process, of the case before
-        if world is not None:
+        world_before = parallel_state._WORLD  # the group of this one process, of the case before
+        if world_before is not None:
             parallel_state.destroy_model_parallel()
-        publish(settings.server, role="scheduler", ranks=SpawnRanks(world_rank=0))
-        if world is None:
-            store = Path("store").absolute().as_uri()
-            parallel_state.init_distributed_environment(1, 0, store, 0, backend="gloo")
+        publish(settings.server_args, role="scheduler", ranks=SpawnRanks(world_rank=0))
+        if world_before is None:
+            store_uri = Path("store").absolute().as_uri()
+            parallel_state.init_distributed_environment(1, 0, store_uri, 0, backend="gloo")
         else:
-            get_parallel().override_permanently(world_group=world)
+            get_parallel().override_permanently(world_group=world_before)
         parallel_state.initialize_model_parallel(backend="gloo")
-        initialize_dp_attention(settings.server)
+        initialize_dp_attention(settings.server_args)
         with WithoutWeights(), without_kernel_of_rotation():
-            return _initialize_model(settings.model, LoadConfig(load_format="dummy"), None)
+            return _initialize_model(settings.model_config, LoadConfig(load_format="dummy"), None)
 
     def attention_class(self):
         """Return the class of SGLang's modules in which queries meet keys."""

@@ -20,46 +20,46 @@ from typing import Any
 from probing import WHOLE_FLAG, StartAgain, WithoutWeights, answer_question, error_in_one_line
 
 IMAGES_OR_SOUND_PATTERN = re.compile(r"vis(ion|ual)|audio|image|speech|talker|code2wav")
-ATTENTION = ("Attention", "MLA")
-ROTATED_PART = ("qk_rope_head_dim", "rotary_ndims", "rotary_dim")
+ATTENTION_ENDINGS = ("Attention", "MLA")
+ROTATED_WIDTH_NAMES = ("qk_rope_head_dim", "rotary_ndims", "rotary_dim")
 """Names by which an attention keeps how many channels of a head it rotates, if not all."""
-SLICED = re.compile(r"\b(query|q)\w*\[\.\.\., ?:|torch\.chunk\((query|q)\w*, ")
+SLICE_OF_QUERIES = re.compile(r"\b(query|q)\w*\[\.\.\., ?:|torch\.chunk\((query|q)\w*, ")
 """Attention itself cuts the rotated part out of queries, by a slice or, in earlier releases, a
 chunk."""
-SCALES_KEYS = re.compile(r"key\w* = key\w* \* self\.scaling")
+SCALING_OF_KEYS = re.compile(r"key\w* = key\w* \* self\.scaling")
 """Queries and keys are each multiplied by it, as in OpenAI's privacy filter."""
-SCALES_QUERIES = re.compile(r"query\w* = query\w* \* self\.\w+ ?\*\* ?-0\.5")
+SCALING_OF_QUERIES = re.compile(r"query\w* = query\w* \* self\.\w+ ?\*\* ?-0\.5")
 """Queries are multiplied by another number before, as in ESM: the kept one tells nothing."""
-PAIRED_FUNCTIONS = re.compile(r"(\w*apply_\w*rot\w*)\(")
+CALL_OF_ROTATION = re.compile(r"(\w*apply_\w*rot\w*)\(")
 
 
 COMPILER = "torch._dynamo"
 COMPILER_OF_MASKS = f"{COMPILER}._trace_wrapped_higher_order_op"
 MARKS_OF_COMPILER = ("allow_in_graph", "assume_constant_result", "disable")
 """Functions of torch's compiler by which transformers marks its own, as it is imported."""
-OF_SOMETHING_MISSING = (ImportError, AttributeError, NameError)
+ERRORS_OF_SOMETHING_MISSING = (ImportError, AttributeError, NameError)
 """Errors that come where a module is missing, or a name in it."""
 
 
 def start():
     """Import transformers and return its version."""
-    if does_without():
+    if leaves_packages_out():
         do_without_what_never_rotates()
     try:
         import transformers
         from transformers import modeling_utils  # noqa: F401 - which every model needs
         from transformers.generation import utils  # noqa: F401 - which most need
     except Exception as error:
-        if does_without():
+        if leaves_packages_out():
             raise StartAgain from error
         raise
-    if does_without():
+    if leaves_packages_out():
         let_torch_import_its_compiler()
     transformers.logging.set_verbosity(logging.CRITICAL)
     return transformers.__version__
 
 
-def does_without():
+def leaves_packages_out():
     """Return True if this run imports transformers without the packages that take the longest and
     never rotate anything (see `do_without_what_never_rotates`)."""
     return WHOLE_FLAG not in sys.argv
@@ -105,7 +105,7 @@ def words_of(error):
 
     Raises: StartAgain where the packages that this run leaves out may have caused it.
     """
-    if does_without() and isinstance(error, OF_SOMETHING_MISSING):
+    if leaves_packages_out() and isinstance(error, ERRORS_OF_SOMETHING_MISSING):
         raise StartAgain from error
     return error_in_one_line(error)
 
@@ -119,9 +119,9 @@ def answer_case(case):
     try:
         model = build_model(config)
     except Exception as error:  # whatever transformers raises is its answer
-        words = words_of(error)
+        refusal = words_of(error)
         if not needs_a_library(error):
-            return {"refuses": words}
+            return {"refuses": refusal}
         try:
             config = config.get_text_config()
             model = build_model(config)
@@ -201,16 +201,18 @@ def measure_model(model, config, lengths):
     """
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
     modules = language_modules(dict(model.named_modules()))
-    attentions = {n: m for n, m in modules.items() if type(m).__name__.endswith(ATTENTION)}
-    rows = distinct_rotations(modules, lengths[0])
-    if not rows and any(rotates_by_table(module) for module in attentions.values()):
+    attentions = {n: m for n, m in modules.items() if type(m).__name__.endswith(ATTENTION_ENDINGS)}
+    rotations = distinct_rotations(modules, lengths[0])
+    if not rotations and any(rotates_by_table(module) for module in attentions.values()):
         return {"unmeasured": f"{type(model).__name__} rotates by tables, which are not read"}
     return {
         "class": type(model).__name__,
         "config_class": type(config).__name__,
-        "stops": "" if has_grid_positions(text_config) else why_rotating_stops(attentions, rows),
-        "rotations": rows,
-        "changes": any(distinct_rotations(modules, length) != rows for length in lengths[1:]),
+        "stops": ""
+        if has_grid_positions(text_config)
+        else why_rotating_stops(attentions, rotations),
+        "rotations": rotations,
+        "changes": any(distinct_rotations(modules, length) != rotations for length in lengths[1:]),
         "softmax_scales": softmax_scales(attentions),
         "without_rotation": layers_without_rotation(attentions),
         "interleaved": has_interleaved_pairs(attentions),
@@ -221,9 +223,11 @@ def measure_model(model, config, lengths):
 def language_modules(modules):
     """Return the modules without those that read images or sound; all of them if no rotary module
     is elsewhere."""
-    kept = {name: m for name, m in modules.items() if not IMAGES_OR_SOUND_PATTERN.search(name)}
-    rotate = any(kinds_of_frequencies(module) for module in kept.values())
-    return kept if rotate or len(kept) > 1 else modules
+    kept_modules = {
+        name: m for name, m in modules.items() if not IMAGES_OR_SOUND_PATTERN.search(name)
+    }
+    has_rotary = any(kinds_of_frequencies(module) for module in kept_modules.values())
+    return kept_modules if has_rotary or len(kept_modules) > 1 else modules
 
 
 def distinct_rotations(modules, length):
@@ -233,25 +237,25 @@ def distinct_rotations(modules, length):
 
     A model that keeps a rotary module in every layer has equal ones; the first is named.
     """
-    rows, keys_seen = [], []
+    rotations, keys_seen = [], []
     for path, module in modules.items():
         for kind in kinds_of_frequencies(module):
-            row = measure_rotation(module, kind, length)
-            row.update(module=path, kind=kind or kind_of_layers(path, modules))
-            key = (row["kind"], row["inv_freq"], row["multiplier"])
+            rotation = measure_rotation(module, kind, length)
+            rotation.update(module=path, kind=kind or kind_of_layers(path, modules))
+            key = (rotation["kind"], rotation["inv_freq"], rotation["multiplier"])
             if key not in keys_seen:
                 keys_seen.append(key)
-                rows.append(row)
-    return rows
+                rotations.append(rotation)
+    return rotations
 
 
 def kinds_of_frequencies(module):
     """Return the kinds of layers for which a module itself keeps frequencies: "" for all, or the
     word before `_inv_freq` in the name of a buffer."""
-    names = [name for name, _ in module.named_buffers(recurse=False)]
-    names += [name for name, value in vars(module).items() if hasattr(value, "numel")]
+    tensor_names = [name for name, _ in module.named_buffers(recurse=False)]
+    tensor_names += [name for name, value in vars(module).items() if hasattr(value, "numel")]
     kinds = []
-    for name in names:
+    for name in tensor_names:
         if name.endswith("inv_freq") and "original" not in name:
             kind = name[: -len("inv_freq")].rstrip("_")
             if kind not in kinds:
@@ -259,15 +263,15 @@ def kinds_of_frequencies(module):
     return kinds
 
 
-def kind_of_layers(where, modules):
+def kind_of_layers(path, modules):
     """Return the kind of layers that a rotary module serves, by its name or by the attention that
     owns it; "" if it serves all."""
-    above, _, own = where.rpartition(".")
-    if own in ("full_attention", "sliding_attention"):
-        return own
-    if own.endswith("_local") or f"{where}_local" in modules:
-        return "sliding_attention" if own.endswith("_local") else "full_attention"
-    owner = modules.get(above)
+    owner_path, _, last_name = path.rpartition(".")
+    if last_name in ("full_attention", "sliding_attention"):
+        return last_name
+    if last_name.endswith("_local") or f"{path}_local" in modules:
+        return "sliding_attention" if last_name.endswith("_local") else "full_attention"
+    owner = modules.get(owner_path)
     window = getattr(owner, "local_attention", None)  # ModernBERT's, (-1, -1) for none
     if isinstance(window, tuple):
         return "full_attention" if window == (-1, -1) else "sliding_attention"
@@ -282,15 +286,15 @@ def measure_rotation(module, kind, length):
     measured = call_rotary_module(module, kind, length)
     kept_frequencies = getattr(module, f"{prefix}inv_freq").double().flatten().tolist()
     multiplier = float(getattr(module, f"{prefix}attention_scaling", 1.0) or 1.0)
-    row = {"inv_freq": kept_frequencies, "multiplier": multiplier, "called": False}
+    rotation = {"inv_freq": kept_frequencies, "multiplier": multiplier, "called": False}
     if measured is None:
-        return row
-    row["multiplier"], row["called"] = measured["multiplier"], True
+        return rotation
+    rotation["multiplier"], rotation["called"] = measured["multiplier"], True
     # The call decides, as a module may keep frequencies that it does not apply, or not in this
     # order. It shows them to float32 only, and beyond half a turn a token only up to whole turns.
     if not nearly_equal(kept_frequencies, measured["inv_freq"]) and max(kept_frequencies) < math.pi:
-        row["inv_freq"] = measured["inv_freq"]
-    return row
+        rotation["inv_freq"] = measured["inv_freq"]
+    return rotation
 
 
 def nearly_equal(one, other):
@@ -324,16 +328,16 @@ def call_rotary_module(module, kind, length):
     return None
 
 
-def frequencies_of_tables(out):
+def frequencies_of_tables(tables):
     """Return `inv_freq` and `multiplier` by what a rotary module returned at positions 0, 1 and a
     third one; None if that is no pair of cos and sin, nor complex."""
     import torch
 
-    if isinstance(out, torch.Tensor) and out.is_complex():
-        out = (out.real, out.imag)
-    if not (isinstance(out, tuple) and len(out) == 2):
+    if isinstance(tables, torch.Tensor) and tables.is_complex():
+        tables = (tables.real, tables.imag)
+    if not (isinstance(tables, tuple) and len(tables) == 2):
         return None
-    cos, sin = (part.double() for part in out)
+    cos, sin = (part.double() for part in tables)
     while cos.ndim > 2:  # a batch, or the axes of M-RoPE, which are equal for text
         cos, sin = cos[0], sin[0]
     if cos.shape != sin.shape or cos.shape[0] != 3:
@@ -356,36 +360,36 @@ def one_angle_per_pair(angles):
 
 def softmax_scales(attentions):
     """Return what attention multiplies q . k by, each value once, in the order of the layers."""
-    values = []
+    scales = []
     for module in attentions.values():
         for name in ("scaling", "softmax_scale", "scale"):
-            value = getattr(module, name, None)
-            if isinstance(value, float):
+            scale = getattr(module, name, None)
+            if isinstance(scale, float):
                 source = forward_source(module)
-                if SCALES_KEYS.search(source):
-                    value = value**2
-                if value not in values and not SCALES_QUERIES.search(source):
-                    values.append(value)
+                if SCALING_OF_KEYS.search(source):
+                    scale = scale**2
+                if scale not in scales and not SCALING_OF_QUERIES.search(source):
+                    scales.append(scale)
                 break
-    return values
+    return scales
 
 
 def layers_without_rotation(attentions):
     """Return the layers whose attention says that it does not rotate; None where none says it."""
-    rotates = {}
+    rotates_by_layer = {}
     for module in attentions.values():
         index = getattr(module, "layer_idx", None)
         if hasattr(module, "use_rope") and index is not None:
-            rotates[index] = bool(module.use_rope)
-    if not rotates:
+            rotates_by_layer[index] = bool(module.use_rope)
+    if not rotates_by_layer:
         return None
-    return sorted(index for index, does in rotates.items() if not does)
+    return sorted(index for index, does_rotate in rotates_by_layer.items() if not does_rotate)
 
 
 def rotates_by_table(module):
     """Return True if an attention rotates q and k by a table of sines, as GPT-J's does."""
     has_table = hasattr(module, "embed_positions")
-    return has_table and bool(PAIRED_FUNCTIONS.search(forward_source(module)))
+    return has_table and bool(CALL_OF_ROTATION.search(forward_source(module)))
 
 
 def forward_source(module):
@@ -404,14 +408,16 @@ def rotating_functions(attentions):
     }
     for module in module_by_type_and_width.values():
         source = forward_source(module)
-        names = PAIRED_FUNCTIONS.findall(source)
-        if "rope_interleave" in source and len(names) > 1:
+        function_names = CALL_OF_ROTATION.findall(source)
+        if "rope_interleave" in source and len(function_names) > 1:
             is_interleaved = bool(
                 getattr(getattr(module, "config", None), "rope_interleave", False)
             )
-            names = [name for name in names if ("interleave" in name) == is_interleaved] or names
+            function_names = [
+                name for name in function_names if ("interleave" in name) == is_interleaved
+            ] or function_names
         python_module = sys.modules[type(module).__module__]
-        for name in names[:1]:
+        for name in function_names[:1]:
             function = getattr(python_module, name, None)
             if function is not None:
                 yield module, function
@@ -423,20 +429,21 @@ def has_grid_positions(config):
     return any(hasattr(config, name) for name in ("patch_size", "image_size"))
 
 
-def why_rotating_stops(attentions, rows):
+def why_rotating_stops(attentions, rotations):
     """Return the error with which a forward pass stops where cos and sin are narrower or wider than
     what the attentions rotate by them; "" if there is none.
 
     Attentions whose number of rotated channels is unknown are not asked. There is an error only
     where all others fail for some row: then it is that of the first of them.
 
-    rows: answers of rotary modules, with their `inv_freq`, half as long as cos and sin are wide.
+    rotations: answers of rotary modules, with their `inv_freq`, half as long as cos and sin are
+    wide.
     """
     modules_and_functions = [
         pair for pair in rotating_functions(attentions) if rotated_channels(pair[0])
     ]
-    for row in rows:
-        width = 2 * len(row["inv_freq"])
+    for rotation in rotations:
+        width = 2 * len(rotation["inv_freq"])
         reasons = [
             why_width_stops(module, function, width) for module, function in modules_and_functions
         ]
@@ -465,12 +472,12 @@ def rotated_channels(attention):
     """Return how many channels of each head the function that rotates is given by an attention;
     None where the attention cuts them out itself, and keeps no number of them.
 
-    It is the number that the attention keeps under a name of ROTATED_PART, else its head_dim: those
-    attentions give the function whole heads."""
-    for name in ROTATED_PART:
+    It is the number that the attention keeps under a name of ROTATED_WIDTH_NAMES, else its
+    head_dim: those attentions give the function whole heads."""
+    for name in ROTATED_WIDTH_NAMES:
         if hasattr(attention, name):
             return getattr(attention, name)
-    if SLICED.search(forward_source(attention)):
+    if SLICE_OF_QUERIES.search(forward_source(attention)):
         return None
     return getattr(attention, "head_dim", None)
 
@@ -484,14 +491,20 @@ def argument_variants(width):
     """
     import torch
 
-    whole, one_a_pair = torch.zeros(1, 3, width), torch.zeros(1, 3, width // 2)
-    axes = torch.zeros(3, 1, 3, width)
-    turns = torch.zeros(1, 3, width // 2, dtype=torch.complex64)
-    of_both = [(whole, whole), (one_a_pair, one_a_pair), (axes, axes, [width // 2, 0, 0])]
-    return [("k", *arguments) for arguments in (*of_both, (turns,))] + of_both[:2]
+    full_table, half_table = torch.zeros(1, 3, width), torch.zeros(1, 3, width // 2)
+    table_per_axis = torch.zeros(3, 1, 3, width)
+    complex_table = torch.zeros(1, 3, width // 2, dtype=torch.complex64)
+    variants_with_both = [
+        (full_table, full_table),
+        (half_table, half_table),
+        (table_per_axis, table_per_axis, [width // 2, 0, 0]),
+    ]
+    return [
+        ("k", *arguments) for arguments in (*variants_with_both, (complex_table,))
+    ] + variants_with_both[:2]
 
 
-def error_of_call(function, channels, arguments):
+def error_of_call(function, num_channels, arguments):
     """Return the words with which a function that rotates stops; "" if it runs.
 
     It is called with zeros: q of so many channels, and `arguments`, in which a string stands for
@@ -499,10 +512,10 @@ def error_of_call(function, channels, arguments):
     """
     import torch
 
-    q = torch.zeros(1, 1, 3, channels)
-    given = [q if isinstance(value, str) else value for value in arguments]
+    q = torch.zeros(1, 1, 3, num_channels)
+    other_arguments = [q if isinstance(value, str) else value for value in arguments]
     try:
-        function(q, *given)
+        function(q, *other_arguments)
     except Exception as error:
         return error_in_one_line(error)
     return ""

@@ -12,9 +12,9 @@ from pathlib import Path
 from probing import WithoutWeights, answer_question
 from server_probing import Server
 
-LONGEST = 2**31
+REFUSED_LENGTH = 2**31
 """Tokens that no server admits."""
-SETTINGS = {
+ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CONFIGURE_LOGGING": "0",
     "VLLM_LOGGING_LEVEL": "CRITICAL",
@@ -25,7 +25,7 @@ SETTINGS = {
 
 def start():
     """Import vLLM and return its version."""
-    os.environ.update(SETTINGS)
+    os.environ.update(ENVIRONMENT)
     os.environ.pop("VLLM_ALLOW_LONG_MAX_MODEL_LEN", None)
     import torch
     import vllm
@@ -92,14 +92,14 @@ class Vllm(Server):
         some."""
         model_config = self.settings_for(config, None).model_config
         longest_accepted = model_config.max_model_len
-        shortest_refused = LONGEST
+        shortest_refused = REFUSED_LENGTH
         while shortest_refused - longest_accepted > 1:
-            middle = (longest_accepted + shortest_refused) // 2
+            length_between = (longest_accepted + shortest_refused) // 2
             try:
-                model_config.get_and_verify_max_len(middle)
-                longest_accepted = middle
+                model_config.get_and_verify_max_len(length_between)
+                longest_accepted = length_between
             except ValueError:
-                shortest_refused = middle
+                shortest_refused = length_between
         return longest_accepted
 
     def build_model(self, settings):
@@ -114,8 +114,8 @@ class Vllm(Server):
         settings.compilation_config.static_forward_context.clear()
         with set_current_vllm_config(settings):
             destroy_model_parallel()  # that of another model may lack the group of its experts
-            store = Path("store").absolute().as_uri()
-            init_distributed_environment(1, 0, store, 0, backend="gloo")
+            store_uri = Path("store").absolute().as_uri()
+            init_distributed_environment(1, 0, store_uri, 0, backend="gloo")
             initialize_model_parallel(1)
             model_class, _ = get_model_architecture(settings.model_config)
             with WithoutWeights():

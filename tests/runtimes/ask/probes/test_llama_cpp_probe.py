@@ -85,7 +85,7 @@ def test_what_it_loads_is_what_posenc_reads(tmp_path, keys, loaded):
     assert {name: said.loaded[name] for name in loaded} == loaded
     metadata = read_metadata(path)
     computed, known = as_loaded(said, metadata, 4096), compute_from_metadata(metadata, 4096)
-    assert computed.asked and computed.layers == known.layers
+    assert computed.asked and computed.rotations == known.rotations
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,6 @@ def test_a_probe_with_a_mistake_is_found(monkeypatch, tmp_path, mistake):
     refused = write(tmp_path / "b.gguf", dimension_count=32)
     plant(monkeypatch, tmp_path, "llama_cpp_probe.py", mistake)
     metadata = read_metadata(path)
-    known = compute_from_metadata(metadata, 4096).layers
-    wrong = as_loaded(answer(path), metadata, 4096).layers != known
+    known = compute_from_metadata(metadata, 4096).rotations
+    wrong = as_loaded(answer(path), metadata, 4096).rotations != known
     assert wrong or "n_rot" not in answer(refused).refusal

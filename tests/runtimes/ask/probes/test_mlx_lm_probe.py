@@ -82,7 +82,7 @@ def test_configs_that_people_publish():
 )
 def test_a_probe_with_a_mistake_is_found(monkeypatch, tmp_path, mistake, config):
     config = {**LLAMA, **config}
-    known = RUNTIMES[RUNTIME](config).layers["all"]
+    known = RUNTIMES[RUNTIME](config).rotations["all"]
 
     def agrees() -> bool:
         (row,) = answer(config).rotations

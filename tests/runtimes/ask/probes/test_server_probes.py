@@ -84,7 +84,7 @@ def test_the_probe_gives_what_was_recorded(name, cell, emulators):
 )
 def test_a_probe_with_a_mistake_is_found(monkeypatch, tmp_path, name, mistake, config):
     config = {**LLAMA, **config}
-    known = RUNTIMES[name](config).layers["all"]
+    known = RUNTIMES[name](config).rotations["all"]
 
     def agrees() -> bool:
         (row,) = answer(name, config).rotations

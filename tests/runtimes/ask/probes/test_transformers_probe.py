@@ -97,7 +97,7 @@ def agrees(case: str) -> bool:
     """Whether the probe gives what was recorded for the case, asked anew."""
     cell = next(cell for cell in CELLS if cell.case.startswith(case))
     (answer,) = ask([(cell.config, lengths(cell, None))])
-    layers = as_computed(answer, RUNTIMES[ROW](cell.config)).layers
+    layers = as_computed(answer, RUNTIMES[ROW](cell.config)).rotations
     long = max(cell.rows, key=lambda row: row.length or 0)
     return layers["all"].inv_freq == pytest.approx(long.inv_freq, rel=1e-6) and layers[
         "all"
@@ -254,7 +254,7 @@ def test_attention_that_cuts_queries_itself_is_seen(monkeypatch, line, cuts):
     """The second line is of Recurrent Gemma up to transformers 5.15, which runs."""
     monkeypatch.syspath_prepend(PROBES)
     probe = runpy.run_path(str(PROBES / "transformers_probe.py"))
-    assert bool(probe["SLICED"].search(line)) is cuts
+    assert bool(probe["SLICE_OF_QUERIES"].search(line)) is cuts
 
 
 def test_the_installed_release_is_named():
