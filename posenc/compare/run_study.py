@@ -16,7 +16,12 @@ from posenc.compare.engines import run_trials
 from posenc.compare.engines.run_trials import Engine
 from posenc.compare.judge.answer import conclude
 from posenc.compare.options import Options
-from posenc.compare.page.report import show_study, write_figures, write_report_files
+from posenc.compare.page.report import (
+    report_of,
+    show_report,
+    write_figures,
+    write_report_files,
+)
 from posenc.compare.plan import time_estimate
 from posenc.compare.plan.cost import check_seconds, opening_sentence
 from posenc.compare.plan.dry_run import dry_run
@@ -248,10 +253,13 @@ class _Run:
     def show_results(self, study: Study, with_table: bool) -> None:
         """Write the figures that --figures asks for, and print the table if it is wanted."""
         options = self.plan.options
-        for line in write_figures(study, options.figures):
+        if options.figures is None and not with_table:
+            return
+        report = report_of(study, self.folder)
+        for line in write_figures(report, options.figures):
             print_line(self.console, line)
         if with_table:
-            show_study(study, self.folder, self.console, options.as_json)
+            show_report(report, self.folder, self.console, options.as_json)
 
     def choose_rates(self, study: Study) -> Study:
         """Train each encoding at three learning rates first, and return the study with its trials

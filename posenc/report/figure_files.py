@@ -39,15 +39,14 @@ _METADATA_WITHOUT_DATE = {
 files."""
 
 
-def write_figures(plots: Sequence[Plot], folder: Path) -> list[str]:
-    """Write NAME.svg, NAME.pdf, NAME.png and NAME.csv of each figure into the folder, on white.
+def _figure_files(plots: Sequence[Plot]) -> tuple[dict[str, str | bytes], list[str]]:
+    """Return the content of NAME.svg, NAME.pdf, NAME.png and NAME.csv of each figure, on white, by
+    the name of the file; and notes on the files, such as on letters that no font has, often none.
 
     Letters stay text in SVG and PDF; those missing in the figures' font come from a font of this
     machine. Colours are those of the light page.
-
-    Returns: notes on the files, such as on letters that no font has; often empty.
     """
-    mark_figures(folder)
+    content_by_name: dict[str, str | bytes] = {}
     all_missing_letters: set[str] = set()
     for plot in plots:
         if not plot.name:
@@ -55,14 +54,15 @@ def write_figures(plots: Sequence[Plot], folder: Path) -> list[str]:
         content_by_kind, missing_letters = _figure_bytes(plot.chart.figure)
         all_missing_letters |= missing_letters
         for kind, content in content_by_kind.items():
-            write_atomically(folder / f"{plot.name}.{kind}", content)
-        write_atomically(folder / f"{plot.name}.csv", csv_text(plot.chart.data))
-    if not all_missing_letters:
-        return []
-    return [
-        f"No font of this machine has the letters {' '.join(sorted(all_missing_letters))}: PDF and "
-        "PNG show boxes; the SVG files show them wherever the reader has such a font."
-    ]
+            content_by_name[f"{plot.name}.{kind}"] = content
+        content_by_name[f"{plot.name}.csv"] = csv_text(plot.chart.data)
+    notes = []
+    if all_missing_letters:
+        notes.append(
+            f"No font of this machine has the letters {' '.join(sorted(all_missing_letters))}: PDF "
+            "and PNG show boxes; the SVG files show them wherever the reader has such a font."
+        )
+    return content_by_name, notes
 
 
 def _figure_bytes(figure: Figure) -> tuple[dict[str, bytes], set[str]]:
@@ -135,13 +135,19 @@ def write_page(
 ) -> list[str]:
     """Write the page to `page_file`, and its figures and named tables to `figures_folder`, each
     unless it is None. Return notes on the figures, often none."""
+    contents: dict[Path, str | bytes] = {}
+    notes: list[str] = []
     if page_file is not None:
-        page.write(page_file)
-    if figures_folder is None:
-        return []
-    notes = write_figures(page.plots(), Path(figures_folder))
-    for name, table in page.tables().items():
-        write_atomically(Path(figures_folder) / f"{name}.csv", table_csv(table))
+        contents[Path(page_file)] = page.html()
+    if figures_folder is not None:
+        folder = Path(figures_folder)
+        figure_files, notes = _figure_files(page.plots())
+        table_files = {f"{name}.csv": table_csv(table) for name, table in page.tables().items()}
+        for name, content in (figure_files | table_files).items():
+            contents[folder / name] = content
+        mark_figures(folder)
+    for path, content in contents.items():
+        write_atomically(path, content)
     return notes
 
 

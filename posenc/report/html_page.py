@@ -120,7 +120,8 @@ class Page:
 
     def write(self, path: str | Path) -> None:
         """Write the page atomically."""
-        write_atomically(path, self.html())
+        content = self.html()
+        write_atomically(path, content)
 
 
 def _style_sheet() -> str:

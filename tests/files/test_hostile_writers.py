@@ -32,7 +32,7 @@ from posenc.files.opening import make_private_folder, open_to_change
 from posenc.hf.restart_state import write_sealed
 from posenc.hf.tuning import save_tuning
 from posenc.report.chart import Chart
-from posenc.report.figure_files import write_figures
+from posenc.report.figure_files import write_page
 from posenc.report.html_page import Page, Plot
 from posenc.runtimes.weights.rows import rewrite_tensors
 from posenc.runtimes.writers.copies import copy_files, write_config
@@ -89,8 +89,10 @@ def figure(path):
     drawn, axes = plt.subplots(figsize=(1, 1))
     axes.plot([0, 1], label="line")
     chart = Chart({"x": [0, 1], "y": [0, 1]}, lambda _: drawn)
+    page = Page("figure")
+    page.append_section("", Plot(chart, "caption", "description", name=path.stem))
     try:
-        write_figures([Plot(chart, "caption", "description", name=path.stem)], path.parent)
+        write_page(page, None, path.parent)
     finally:
         plt.close(drawn)
 

@@ -20,8 +20,8 @@ from posenc.report.chart import (
     split_by_series,
 )
 from posenc.report.drawing import draw_curves_by_length, figure, line_styles, to_svg
-from posenc.report.figure_files import write_figures
-from posenc.report.html_page import Plot
+from posenc.report.figure_files import write_page
+from posenc.report.html_page import Page, Plot
 from tests.charts import assert_drawn_from_its_table
 
 
@@ -107,6 +107,13 @@ def test_files_are_the_same_each_time_and_leave_the_figure_alone(tmp_path):
     assert first["figure.pdf"].startswith(b"%PDF") and first["figure.png"].startswith(b"\x89PNG")
     svg = first["figure.svg"].decode()
     assert ElementTree.fromstring(svg) is not None and "var(--" not in svg  # any program reads it
+
+
+def write_figures(plots, folder):
+    """Write the figures of a page with these plots; return the notes."""
+    page = Page("figures")
+    page.append_section("", *plots)
+    return write_page(page, None, folder)
 
 
 def written(drawn: Plot, folder):

@@ -149,20 +149,27 @@ def _details(study: Study) -> Iterator[Block]:
 
 def write_report_files(study: Study, folder: Path) -> None:
     """Write report.html and results.csv of a study into the folder."""
-    write_atomically(folder / "results.csv", csv_text(with_labels(study)))
-    page_of(report_of(study)).write(folder / "report.html")
+    rows = csv_text(with_labels(study))
+    report = report_of(study)
+    page = page_of(report)
+    write_atomically(folder / "results.csv", rows)
+    page.write(folder / "report.html")
 
 
-def write_figures(study: Study, figures_folder: Path | None) -> list[str]:
-    """Write the figures and tables of a study where they were asked for; return notes."""
+def write_figures(report: Report, figures_folder: Path | None) -> list[str]:
+    """Write the figures and tables of a report where they were asked for; return notes."""
     if figures_folder is None:
         return []
-    notes = write_page(page_of(report_of(study)), None, figures_folder)
+    page = page_of(report)
+    notes = write_page(page, None, figures_folder)
     return [*notes, f"Figures: {figures_folder}"]
 
 
-def show_study(study: Study, folder: Path, console: Console, as_json: bool = False) -> None:
-    """Print the report on stdout, and the path of the page on `console`; or print JSON."""
-    print_report(report_of(study, folder), as_json)
+def show_report(report: Report, folder: Path, console: Console, as_json: bool = False) -> None:
+    """Print a study's report on stdout, and the path of its page on `console`; or print JSON.
+
+    folder: where the page is.
+    """
+    print_report(report, as_json)
     if not as_json:
         print_line(console, f"Report: {folder / 'report.html'}")

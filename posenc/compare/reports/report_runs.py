@@ -9,7 +9,12 @@ from pathlib import Path
 
 from posenc.compare.judge.answer import conclude
 from posenc.compare.page.numbers import COLUMNS
-from posenc.compare.page.report import show_study, write_figures, write_report_files
+from posenc.compare.page.report import (
+    report_of,
+    show_report,
+    write_figures,
+    write_report_files,
+)
 from posenc.compare.results import OtherFormat, RateCheck, Study, TrialResult
 from posenc.compare.run_study import RUNS_FOLDER, collect_results, write_report
 from posenc.compare.trial.config import TrialConfig, describe_trial
@@ -68,9 +73,10 @@ def _print_report(
     notes: on damaged or different results. home: folder of the report.
     """
     console = stderr_console()
-    for note in (*notes, *write_figures(study, figures_folder)):
+    report = report_of(study, home)
+    for note in (*notes, *write_figures(report, figures_folder)):
         print_line(console, note)
-    show_study(study, home, console, as_json)
+    show_report(report, home, console, as_json)
 
 
 def _read_study(folder: Path) -> Study:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from posenc.compare.page.numbers import csv_text
-from posenc.compare.page.report import report_of, show_study
+from posenc.compare.page.report import report_of, show_report
 from posenc.compare.reports.published_trials import PublishedTrial, read_rows
 from posenc.compare.reports.report_runs import _read_study, merge_runs, report_runs
 from posenc.compare.results import RateCheck, RateTried, Study, with_labels
@@ -118,8 +118,9 @@ def told(study: Study, folder: Path) -> None:
     """Everything that is said of a study, but for drawing the page."""
     study, _ = collect_results(study, folder)
     csv_text(with_labels(study))
-    as_json(report_of(with_labels(study), folder))
-    show_study(study, folder, Console(quiet=True))
+    report = report_of(study, folder)
+    as_json(report)
+    show_report(report, folder, Console(quiet=True))
 
 
 def one_line(error: ValueError) -> bool:
