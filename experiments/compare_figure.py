@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from posenc.compare.judge.near_far import encodings_best_first
-from posenc.compare.page.figures import chart_by_length
+from posenc.compare.page.figures import chart_of_losses, losses_by_length
 from posenc.compare.results import Study
 from posenc.report.chart import describe_curve_ends
 from posenc.report.drawing import ranked_styles, write_svg
@@ -15,6 +15,6 @@ if __name__ == "__main__":
     source, target = map(Path, sys.argv[1:])
     study = Study.from_json(source.read_text(encoding="utf-8"))
     styles = ranked_styles(encodings_best_first(study))
-    chart = chart_by_length(study, styles)
+    chart = chart_of_losses(losses_by_length(study), styles)
     description = f"Bits per byte by test length. {describe_curve_ends(chart.data)}"
     write_svg(chart.figure, target, description)

@@ -98,7 +98,7 @@ def above_the_best(found: Standing) -> list[Dot]:
 def extrapolation() -> Drawn:
     found = text()
     styles = line_styles(encodings_best_first(found))
-    chart = figures.chart_by_length(found, styles)
+    chart = figures.chart_of_losses(figures.losses_by_length(found), styles)
     return chart.figure, f"Bits per byte by test length. {describe_curve_ends(chart.data)}"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import log2
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -45,36 +45,55 @@ _CAPTION_BY_TASK = (
     "The task {task} by length, mean over all seeds. “{no_model}”: the best of chance, pairs of "
     "tokens, a bag of words, elimination and the task's own shortcuts, none of which does the task."
 )
+_CAPTION_BY_WINDOW = (
+    "Loss of far bytes, those at the end of long windows, by length of the window; first with near "
+    "context only. A line that falls uses what it is shown; a flat line ignores it."
+)
 _CAPTION_WITHOUT_BARS = (
     "Loss by test length, over windows of that length that do not overlap; broken lines are other "
     "readings of the same trials. No bars: no difference has an interval."
 )
 
 
+class LossCurves(NamedTuple):
+    """The curves of a figure of losses in bits per byte, before they are drawn.
+
+    name: of the figure.
+    x_label: what the losses are shown over, the label of the axis.
+    curves: the columns of each curve by its name: x and bits per byte, and with bars their ends.
+    draw: makes the figure from the table of the curves and the argument `styles`.
+    has_bars: True if the columns LOW and HIGH follow in each curve.
+    """
+
+    name: str
+    caption: str
+    x_label: str
+    curves: Mapping[str, Sequence[Sequence[float]]]
+    draw: Callable[..., Figure]
+    has_bars: bool = False
+
+
 def curve_plots(study: Study) -> Iterator[Plot]:
     """Yield the four figures of a text: losses by length, by context, by position, and in
     training."""
-    styles = _with_readings(ranked_styles(encodings_best_first(study)))
-    chart = chart_by_length(study, styles)
-    has_bars = any(low < high for low, high in zip(chart.data[LOW], chart.data[HIGH], strict=True))
-    caption = _CAPTION_BY_LENGTH if has_bars else _CAPTION_WITHOUT_BARS
-    yield Plot(chart, caption, name="by-length")
-    yield Plot(
-        chart_by_context(study, styles),
-        "Loss of far bytes, those at the end of long windows, by length of the window; first with "
-        "near context only. A line that falls uses what it is shown; a flat line ignores it.",
-        name="by-context",
-    )
-    yield Plot(
-        chart_by_position(study, styles),
-        "Loss by position inside the longest window that an encoding can run.",
-        name="by-position",
-    )
-    yield Plot(
-        chart_of_training(study, styles),
-        "Training: validation text with markers, training batches as thin lines.",
-        name="training",
-    )
+    all_curves = [
+        losses_by_length(study),
+        _losses_by_window(study),
+        _losses_by_position(study),
+        _losses_in_training(study),
+    ]
+    names = encodings_best_first(study)
+    styles = _with_readings(ranked_styles(names))
+    for loss_curves in all_curves:
+        chart = chart_of_losses(loss_curves, styles)
+        yield Plot(chart, loss_curves.caption, name=loss_curves.name)
+
+
+def chart_of_losses(loss_curves: LossCurves, styles: Styles) -> Chart:
+    """Return the chart of curves; styles: by the name of a curve."""
+    ends_of_bars = (LOW, HIGH) if loss_curves.has_bars else ()
+    table = long_table(loss_curves.x_label, "bits per byte", loss_curves.curves, *ends_of_bars)
+    return Chart(table, partial(loss_curves.draw, styles=styles))
 
 
 def task_plots(study: Study) -> Iterator[Plot]:
@@ -113,8 +132,8 @@ def _rows_in_other_readings(study: Study) -> dict[str, list[Row]]:
     return {name: rows for name, rows in by_name.items() if rows[0].reading != "trained"}
 
 
-def chart_by_length(study: Study, styles: Styles) -> Chart:
-    """Return the chart of mean bits per byte at each test length; bars are half of
+def losses_by_length(study: Study) -> LossCurves:
+    """Return the curves of mean bits per byte at each test length; bars are half of
     the 95 % interval of the difference from the lowest; the lowest has the bar of the nearest
     other. There is no bar where a difference has no interval, and for other readings."""
     points_by_name: dict[str, list[tuple[float, float, float, float]]] = {}
@@ -143,10 +162,12 @@ def chart_by_length(study: Study, styles: Styles) -> Chart:
                 )
         if points:
             curves[name] = [*zip(*points, strict=True)]
-    axis_labels = "test length, bytes", "bits per byte"
-    return _chart_over_lengths(
-        study, long_table(*axis_labels, curves, LOW, HIGH), styles, _tested_lengths(study)
-    )
+    caption = _CAPTION_WITHOUT_BARS
+    for _, _, lows, highs in curves.values():
+        if any(low < high for low, high in zip(lows, highs, strict=True)):
+            caption = _CAPTION_BY_LENGTH
+    draw = _draw_over_lengths(study, _tested_lengths(study))
+    return LossCurves("by-length", caption, "test length, bytes", curves, draw, has_bars=True)
 
 
 def half_bar(standing: Standing, name: str) -> float:
@@ -159,8 +180,8 @@ def half_bar(standing: Standing, name: str) -> float:
     return gap.half_width / 2 if math.isfinite(gap.half_width) else 0.0
 
 
-def chart_by_context(study: Study, styles: Styles) -> Chart:
-    """Return the chart of mean bits per byte of far bytes, by length of the window that ends in
+def _losses_by_window(study: Study) -> LossCurves:
+    """Return the curves of mean bits per byte of far bytes, by length of the window that ends in
     them; at the training length with near context only. Old results lack far bytes: theirs are the
     bytes that they read with several lengths of context."""
 
@@ -179,12 +200,17 @@ def chart_by_context(study: Study, styles: Styles) -> Chart:
         )
     curves = {name: curve for name, curve in curves.items() if curve[0]}
     shown_lengths = sorted({round(length) for lengths, _ in curves.values() for length in lengths})
-    axis_labels = "window that ends in the targets, bytes", "bits per byte"
-    return _chart_over_lengths(study, long_table(*axis_labels, curves), styles, shown_lengths)
+    return LossCurves(
+        "by-context",
+        _CAPTION_BY_WINDOW,
+        "window that ends in the targets, bytes",
+        curves,
+        _draw_over_lengths(study, shown_lengths),
+    )
 
 
-def chart_by_position(study: Study, styles: Styles) -> Chart:
-    """Return the chart of mean bits per byte by position inside the longest window."""
+def _losses_by_position(study: Study) -> LossCurves:
+    """Return the curves of mean bits per byte by position inside the longest window."""
 
     def points_of_trial(trial: TrialResult) -> list[tuple[float, float]]:
         return _merge_position_scores(trial.by_position, trial.config.train_length)
@@ -201,20 +227,25 @@ def chart_by_position(study: Study, styles: Styles) -> Chart:
         2**i for i in range(first_doubling, 40) if 2**i <= longest
     ]  # 2^40: longer than any
     ticks = doublings[:: 1 + len(doublings) // 9]  # at most nine, so that their labels fit
-    axis_labels = "position in the window, bytes", "bits per byte"
-    return _chart_over_lengths(study, long_table(*axis_labels, curves), styles, ticks)
+    return LossCurves(
+        "by-position",
+        "Loss by position inside the longest window that an encoding can run.",
+        "position in the window, bytes",
+        curves,
+        _draw_over_lengths(study, ticks),
+    )
 
 
-def chart_of_training(study: Study, styles: Styles) -> Chart:
-    """Return the chart of bits per byte in training: validation with markers, batches as thin
-    lines."""
+def _losses_in_training(study: Study) -> LossCurves:
+    """Return the curves of bits per byte in training: of validation, and of training batches with
+    BATCHES_SUFFIX behind their name."""
     curves = {}
     for name, trials in _trials_by_encoding(study):
         curves[name] = _mean_curve(trials, lambda t: [(p.step, p.valid) for p in t.training])
         batch_curve = _mean_curve(trials, lambda t: [(p.step, p.train) for p in t.training])
         curves[f"{name}{BATCHES_SUFFIX}"] = batch_curve
-    table = long_table("training step", "bits per byte", curves)
-    return Chart(table, partial(_draw_training, styles=styles))
+    caption = "Training: validation text with markers, training batches as thin lines."
+    return LossCurves("training", caption, "training step", curves, _draw_training)
 
 
 def _draw_training(data: Data, styles: Styles) -> Figure:
@@ -335,14 +366,10 @@ def _draw_trials(data: Data, names: Sequence[str], tasks: Sequence[str]) -> Figu
     return drawn_figure
 
 
-def _chart_over_lengths(study: Study, data: Data, styles: Styles, ticks: Sequence[int]) -> Chart:
-    """Return a chart of curves over a logarithmic axis of lengths."""
-    curve_arguments = {
-        "styles": styles,
-        "ticks": ticks,
-        "train_length": study.trials[0].train_length,
-    }
-    return Chart(data, partial(draw_curves_by_length, **curve_arguments))
+def _draw_over_lengths(study: Study, ticks: Sequence[int]) -> Callable[..., Figure]:
+    """Return what draws curves over a logarithmic axis of lengths, the field of `LossCurves`."""
+    train_length = study.trials[0].train_length
+    return partial(draw_curves_by_length, ticks=ticks, train_length=train_length)
 
 
 def _merge_position_scores(buckets: Sequence[PositionScore], cut: int) -> list[tuple[float, float]]:
