@@ -387,13 +387,13 @@ def check_options(options: Options) -> None:
 def _check_choices(options: Options) -> None:
     """Raise ValueError for an option of choice that has none of its values."""
     # These load numpy and torch, without which the command line starts sooner.
-    from posenc.compare.trial.objectives import OBJECTIVES
+    from posenc.compare.trial.config import OBJECTIVE_NAMES
     from posenc.compare.trial.train import PROJECTIONS
     from posenc.tasks.registry import TEXT, find_task
 
     require_choice("--budget", options.budget, SUITES if options.suite else BUDGETS)
     require_choice("--engine", options.engine, ENGINE_OPTIONS)
-    require_choice("--objective", options.objective, OBJECTIVES)
+    require_choice("--objective", options.objective, OBJECTIVE_NAMES)
     require_choice("--device", options.device, ("auto", "cpu", "cuda"))
     require_choice("--precision", options.precision, ("auto", "float32", "bfloat16"))
     require_choice("--projections", options.projections, PROJECTIONS)

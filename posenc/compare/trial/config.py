@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from posenc.command_line.options import require_choice
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import read_file_text
 from posenc.files.sealed_json import check_count, check_rising, check_text_length
@@ -33,6 +34,10 @@ _NEWER_FIELDS = ("compile", "encoding_lr", "num_windows", "test_window", "tune_s
 """Fields that older trials lack; their defaults are what these trials did."""
 CAUSAL = "causal"
 """The objective of a decoder: predict the next byte."""
+MASKED = "masked"
+SEQ2SEQ = "seq2seq"
+OBJECTIVE_NAMES = (CAUSAL, MASKED, SEQ2SEQ)
+"""The names of all objectives, see `posenc.compare.trial.objectives`."""
 SEPARATE = "separate"
 """The default of --projections: queries, keys and values each have their own matrix."""
 MAX_ENTRIES = 1000
@@ -123,6 +128,7 @@ class TrialConfig:
                 check_text_length(field.name, value, MAX_ENTRIES)
         if self.task != TEXT:
             find_task(self.task, accept_retired=True)
+        require_choice("A trial's objective", self.objective, OBJECTIVE_NAMES)
 
     @property
     def hash(self) -> str:

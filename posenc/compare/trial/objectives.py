@@ -11,9 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.command_line.options import require_choice
 from posenc.compare.scores import FarScore, LengthScore, PositionScore
-from posenc.compare.trial.config import CAUSAL, TrialConfig
+from posenc.compare.trial.config import CAUSAL, MASKED, SEQ2SEQ, TrialConfig
 from posenc.compare.trial.evaluate import (
     MAX_POSITION_RUNS,
     TOKENS_AT_ONCE,
@@ -312,7 +311,7 @@ class MaskedObjective(Objective):
     predict. The model sees MASK_SYMBOL in their place.
     """
 
-    name = "masked"
+    name = MASKED
     model_class = MaskedModel
     causal_stacks = (False,)
     num_extra_symbols = 1
@@ -376,7 +375,7 @@ class Seq2SeqObjective(Objective):
     Source: prefix language modelling in Raffel et al. 2020, arXiv:1910.10683, section 3.3.1.
     """
 
-    name = "seq2seq"
+    name = SEQ2SEQ
     model_class = ContinuationModel
     causal_stacks = (False, True)
     num_extra_symbols = 1
@@ -421,5 +420,5 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def objective_of(config: TrialConfig) -> Objective:
-    """Return the objective of a trial. Raises ValueError for an unknown one."""
-    return OBJECTIVES[require_choice("A trial's objective", config.objective, OBJECTIVES)]
+    """Return the objective of a trial."""
+    return OBJECTIVES[config.objective]
