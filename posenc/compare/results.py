@@ -46,7 +46,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 from posenc.compare.scores import CaseScore, FarScore, LengthScore, PositionScore, Reading
 from posenc.compare.trial.config import ENCODING_LR, MAX_ENTRIES, TrialConfig, check_encoding_name
@@ -56,7 +56,6 @@ from posenc.files.sealed_json import (
     check_count,
     check_rising,
     check_text_length,
-    parse_object,
 )
 
 FORMAT = "posenc study 2"
@@ -394,12 +393,11 @@ class Study(Record):
     step_seconds: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read a study. Raises OtherFormat, or ValueError if the text is damaged."""
-        file_format = parse_object(text).get("format")
+    def check_format(cls, content: dict[str, Any]) -> None:
+        """Raise OtherFormat for the content of another version's study.json."""
+        file_format = content.get("format")
         if isinstance(file_format, str) and file_format != FORMAT:
             raise OtherFormat(f"its format is {file_format!r}, and this posenc reads {FORMAT!r}")
-        return super().from_json(text)
 
     def check(self) -> None:
         """Raise ValueError for a study whose parts do not belong together."""

@@ -20,7 +20,7 @@ from posenc.compare.trial.result_files import (
     save_result,
 )
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import make_subfolder, read_file_bytes, read_file_text
+from posenc.files.opening import make_subfolder, read_file_bytes
 
 MAX_RESULT_BYTES = 1 << 23
 """Maximum size of a result.json that is reused. One of 200 steps has 8 kB."""
@@ -111,9 +111,7 @@ def _read_training(home: Path, trial: TrialConfig) -> _FinishedTraining | None:
     """Return the training in the folder `home` if its trial equals `trial` but for its tests;
     None if it is another trial, incomplete or damaged."""
     try:
-        config = TrialResult.from_json(
-            read_file_text(home / "result.json", MAX_RESULT_BYTES)
-        ).config
+        config = TrialResult.read(home / "result.json", MAX_RESULT_BYTES).config
         test_fields = {name: getattr(trial, name) for name in _TEST_FIELDS}
         trains_the_same = replace(config, **test_fields) == trial
         if home.name != config.folder or not trains_the_same:

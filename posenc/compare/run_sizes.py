@@ -21,7 +21,7 @@ from posenc.compare.run_study import RUNS_FOLDER, run_study
 from posenc.compare.trial.config import TrialConfig
 from posenc.files.atomic import prepare_page_and_figures
 from posenc.files.find_texts import STUDY_FILE
-from posenc.files.opening import make_folder, read_file_text
+from posenc.files.opening import make_folder
 from posenc.report.chart import Chart, Data, long_table
 from posenc.report.drawing import (
     HOVER_PREFIX,
@@ -150,7 +150,7 @@ def _read_run(folder: Path) -> Study:
             f"--also: {folder} holds no {STUDY_FILE}. Give a folder of posenc compare."
         )
     try:
-        return Study.from_json(read_file_text(path))
+        return Study.read(path)
     except ValueError as error:
         raise ValueError(f"--also: {path} cannot be read ({error}).") from None
 

@@ -40,7 +40,6 @@ from posenc.files.opening import (
     make_folder,
     missing_folders,
     read_file_bytes,
-    read_file_text,
     remove_empty_folders,
     remove_folder,
 )
@@ -353,7 +352,7 @@ def _known_step_seconds(folder: Path, study: Study) -> dict[str, tuple[float, ..
     """Return the seconds of steps that an earlier call has measured for the encodings of a study,
     from study.json in the folder; {} if it lacks those of any of them."""
     try:
-        earlier_seconds = Study.from_json(read_file_text(folder / STUDY_FILE)).step_seconds
+        earlier_seconds = Study.read(folder / STUDY_FILE).step_seconds
     except (OSError, ValueError):
         return {}
     if not set(study.encodings) <= earlier_seconds.keys():
@@ -393,30 +392,22 @@ def check_out_folder(folder: Path) -> str | None:
         return None
     content = read_file_bytes(folder / STUDY_FILE) if (folder / STUDY_FILE).is_file() else b""
     if STUDY_MARK in content:
-        return _damage_of_study(folder, content)
+        try:
+            Study.from_json(content.decode())
+        except OtherFormat as error:
+            raise ValueError(
+                f"--out: {folder} was written by another version of posenc ({error}). Choose "
+                "another folder."
+            ) from None
+        except ValueError as error:
+            return f"{folder / STUDY_FILE} is damaged ({error})"
+        return None
     for path in folder.iterdir():
         if not _is_left_by_killed_run(path):
             raise ValueError(
                 f"--out: {folder} is not empty and was not written by posenc compare (it contains "
                 f"{path.name}). Choose another folder."
             )
-    return None
-
-
-def _damage_of_study(folder: Path, content: bytes) -> str | None:
-    """Return what is wrong with the `content` of the study.json in `folder`, or None.
-
-    Raises: ValueError for that of another version.
-    """
-    try:
-        Study.from_json(content.decode())
-    except OtherFormat as error:
-        raise ValueError(
-            f"--out: {folder} was written by another version of posenc ({error}). Choose "
-            "another folder."
-        ) from None
-    except ValueError as error:
-        return f"{folder / STUDY_FILE} is damaged ({error})"
     return None
 
 

@@ -9,7 +9,10 @@ import types
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING
+from pathlib import Path
 from typing import Any, NoReturn, Self
+
+from posenc.files.opening import LARGEST_TEXT_BYTES, read_file_text
 
 HASH_KEY = "sha256"
 """Key of the hash of all other fields."""
@@ -47,7 +50,12 @@ def seal(content: dict[str, Any]) -> str:
 def unseal(text: str) -> dict[str, Any]:
     """Return the dict that `seal` was given. Raise ValueError if its content has changed since, if
     it has no hash, or if the text is no JSON object."""
-    content = parse_object(text)
+    return _without_hash(parse_object(text))
+
+
+def _without_hash(content: dict[str, Any]) -> dict[str, Any]:
+    """Return sealed content without its hash. Raise ValueError if it has none, or another one than
+    the content."""
     sealed_hash = content.pop(HASH_KEY, None)
     if sealed_hash is None:
         raise ValueError(f"it has no {HASH_KEY}")
@@ -142,7 +150,24 @@ class Record:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Return the record that `to_json` wrote. Raises: ValueError, see the class."""
-        return _convert(cls, unseal(text), cls.__name__)
+        content = parse_object(text)
+        cls.check_format(content)
+        return _convert(cls, _without_hash(content), cls.__name__)
+
+    @classmethod
+    def read(cls, path: Path, max_bytes: int | None = LARGEST_TEXT_BYTES) -> Self:
+        """Return the record in a file that has the text of `to_json`.
+
+        max_bytes: of the largest file that is read; None: any.
+        Raises: ValueError, see the class, also for a larger file; OSError.
+        """
+        text = read_file_text(path, max_bytes)
+        return cls.from_json(text)
+
+    @classmethod
+    def check_format(cls, content: dict[str, Any]) -> None:
+        """Raise ValueError for the content of a file that another version of posenc wrote, where
+        that can be told; called before the hash is compared."""
 
     def check(self) -> None:
         """Raise ValueError for values that posenc never writes; called after reading."""

@@ -21,7 +21,7 @@ from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.files.atomic import prepare_file, prepare_page_and_figures
 from posenc.files.find_texts import STUDY_FILE
 from posenc.files.folders import locked
-from posenc.files.opening import read_file_bytes, read_file_text
+from posenc.files.opening import read_file_bytes
 from posenc.report.terminal import print_line, stderr_console
 
 
@@ -87,7 +87,7 @@ def _read_study(folder: Path) -> Study:
             f"{folder} holds no {STUDY_FILE}: give a folder that posenc compare wrote."
         )
     try:
-        return Study.from_json(read_file_text(path))
+        return Study.read(path)
     except OtherFormat as error:
         raise ValueError(f"{path} was written by another version of posenc: {error}.") from None
     except ValueError as error:

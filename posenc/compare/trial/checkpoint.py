@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from posenc.compare.trial.result_files import CHECKPOINT_FILE, Cursor
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import path_in_folder, read_file_bytes, read_file_text
+from posenc.files.opening import path_in_folder, read_file_bytes
 
 EXTRA_BYTES = 1 << 24
 """Bytes that a checkpoint may have besides the tensors: its header, names and small numbers.
@@ -81,7 +81,7 @@ class _StoredCheckpoint(NamedTuple):
 def _read_checkpoint(folder: Path, trial_hash: str, model: nn.Module) -> _StoredCheckpoint:
     """Read the checkpoint in a trial's folder. Raise ValueError unless it is whole and fits the
     trial, given by its hash, and its model."""
-    cursor = Cursor.from_json(read_file_text(folder / CHECKPOINT_FILE))
+    cursor = Cursor.read(folder / CHECKPOINT_FILE)
     if cursor.trial != trial_hash:
         raise ValueError("it belongs to another trial")
     model_bytes = sum(value.nbytes for value in model.state_dict().values())

@@ -7,7 +7,6 @@ from pathlib import Path
 from posenc.compare.results import Timing, TrainingPoint, TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import read_file_text
 from posenc.files.sealed_json import Record
 
 SPLITS = ("train", "valid", "test")
@@ -41,11 +40,11 @@ def load_result(folder: Path, trial: TrialConfig) -> TrialResult | None:
     if path.parent.is_symlink():  # whose files would be replaced
         raise CorruptResult(f"{path.parent} is a link; remove it")
     try:
-        result = TrialResult.from_json(read_file_text(path))
+        result = TrialResult.read(path)
         if result.config != trial:
             raise ValueError("it belongs to another trial")
         if result.reason is None:
-            timing = Timing.from_json(read_file_text(path.with_name("timing.json")))
+            timing = Timing.read(path.with_name("timing.json"))
             result = TrialResult(**{**vars(result), "timing": timing})
     except FileNotFoundError as error:
         if path.exists():
