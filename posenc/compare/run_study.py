@@ -98,7 +98,8 @@ def _run_plan(engine: Engine, plan: Plan, console: Console, show: bool) -> Study
     trials = (*plan.rate_trials, *study.trials)
     if options.dry_run:
         if show:
-            print_report(dry_run(trials, plan.splits, workers, local_workers), in_json=False)
+            report = dry_run(trials, plan.splits, workers, local_workers)
+            print_report(report, in_json=False)
         return replace(study, trials=trials)
     folder = options.out or RUNS_FOLDER / _folder_name(trials)
     study_damage = check_out_folder(folder)

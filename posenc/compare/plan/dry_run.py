@@ -36,6 +36,12 @@ def dry_run(
     trials_by_kind: dict[str, list[TrialConfig]] = {}
     for trial in trials:
         trials_by_kind.setdefault(kind_of_trial(trial), []).append(trial)
+    total_seconds = None
+    if seconds_by_kind.keys() == trials_by_kind.keys():
+        seconds_of_all = sum(seconds_by_kind[kind_of_trial(trial)] for trial in trials)
+        # No number of workers makes a trial faster.
+        total_seconds = max(seconds_of_all / workers, *seconds_by_kind.values())
+    headline = _sentence(trials, total_seconds, workers)
     rows = []
     for kind, trials_of_kind in trials_by_kind.items():
         num_tokens = sum(map(most_training_tokens, trials_of_kind))
@@ -45,14 +51,9 @@ def dry_run(
         rows.append([kind, len(trials_of_kind), trials_of_kind[0].steps, num_tokens, time_in_words])
     header = ("trials of", "trials", "steps", "tokens", "time of one")
     table = Table(header, rows, "What would run", name="trials")
-    total_seconds = None
-    if seconds_by_kind.keys() == trials_by_kind.keys():
-        seconds_of_all = sum(seconds_by_kind[kind_of_trial(trial)] for trial in trials)
-        # No number of workers makes a trial faster.
-        total_seconds = max(seconds_of_all / workers, *seconds_by_kind.values())
     return Report(
         "What would run",
-        _sentence(trials, total_seconds, workers),
+        headline,
         {"seconds": total_seconds, "seconds_of_one": seconds_by_kind},
         [Section("", [table])],
     )
