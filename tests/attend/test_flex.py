@@ -143,6 +143,11 @@ def test_rows_of_a_batch_have_a_block_mask_each_if_their_keys_are_at_other_posit
     assert flex.block_mask(built).kv_indices.shape[0] == 2
 
 
+def within(pairs, width=1):
+    """A mask of a user: which keys are nearer than `width`."""
+    return (pairs.q_position - pairs.kv_position).abs() < width
+
+
 CASES = {
     "odd lengths": {},
     "a whole block": {"q_len": 128, "kv_len": 128},
@@ -156,6 +161,7 @@ CASES = {
     "documents": {"mask": masks.causal & masks.document(IDS)},
     "padding": {"mask": masks.causal & masks.padding((torch.arange(150) > 9).expand(2, -1))},
     "queries without a key": {"mask": masks.causal & masks.sliding_window(20), "q_at": 100},
+    "an argument by its name": {"mask": masks.Mask(functools.partial(within, width=30))},
     **{f"mask {name}": {"mask": mask} for name, mask in MASKS.items()},
 }
 KINDS_AND_CASES = (

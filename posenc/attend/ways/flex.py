@@ -435,16 +435,17 @@ def _mask_with_tensors(mask: Mask, device: torch.device) -> Mask:
 
 
 def _predicate_with_tensors(predicate_or_argument: Any, device: torch.device) -> Any:
-    """Return a mask's predicate, in which whole numbers that functools.partial has bound are
-    replaced by tensors.
+    """Return a mask's predicate, in which whole numbers that functools.partial has bound by
+    position, as posenc's masks do, are replaced by tensors.
 
     The function calls itself for each bound argument, which may be a predicate, too. It returns a
-    whole number as a tensor and any other argument unchanged.
+    whole number as a tensor and any other argument unchanged. Arguments bound by name, which are a
+    user's, stay as they are.
     """
     if isinstance(predicate_or_argument, functools.partial):
         partial = predicate_or_argument
         args = [_predicate_with_tensors(argument, device) for argument in partial.args]
-        return functools.partial(partial.func, *args)
+        return functools.partial(partial.func, *args, **partial.keywords)
     if type(predicate_or_argument) is int:
         return _scalar_tensor(predicate_or_argument, device)
     return predicate_or_argument
