@@ -14,7 +14,7 @@ object of each class is made without arguments. The answer:
 keys: of the config.json that the class writes. text: the model_type of its language model, where
 that has a config of its own, under `text_key`; any: whether the class takes any language model.
 architecture: the class of its model. Of a class without a language model inside: its own names for
-keys, and the sizes and the rope dict that it has by default.
+keys, the sizes and the rope dict that it has by default, and the `kinds` of its layers.
 """
 
 import importlib
@@ -74,6 +74,7 @@ def description(kind, folder):
         said["sizes"] = {key: written[key] for key in SIZES if isinstance(written.get(key), int)}
         said["names"] = dict(kind.attribute_map)
         said["rope"] = written.get("rope_parameters")
+        said["kinds"] = sorted(set(written.get("layer_types") or ()))
         return said
     inner_classes = getattr(kind, "sub_configs", None)
     if not isinstance(inner_classes, dict):  # a property in some

@@ -222,6 +222,9 @@ def flat_families_of(python: str, classes: Mapping[str, Any]) -> dict[str, dict[
         has_base = "rope_theta" in rope and "num_attention_heads" in sizes
         if name in all_families() or not has_base or "vocab_size" not in said["keys"]:
             continue
+        if len(said["kinds"]) > 1:  # some may not rotate, which no answer shows
+            print(f"  {name} has several kinds of layers, read its source: {said['kinds']}")
+            continue
         for line in _candidates(said):
             questions = configs_of(name, said["keys"], None)
             configs = [config for _, config in questions]
