@@ -17,7 +17,7 @@ class TableOfFamily(NamedTuple):
     rows."""
 
     path: str
-    """End of the table's name in the model."""
+    """End of the table's path in the model, with or without a head: its last names."""
     key: str
     """Config key of its length."""
     num_offset_rows: int | None
@@ -38,10 +38,10 @@ _MODEL_TYPES_LIKE_ROBERTA = (
 TABLE_OF_MODEL_TYPE: dict[str, TableOfFamily] = {
     **dict.fromkeys(_MODEL_TYPES_LIKE_BERT.split(), _BERT),
     **dict.fromkeys(_MODEL_TYPES_LIKE_ROBERTA.split(), _ROBERTA),
-    "biogpt": TableOfFamily("biogpt.embed_positions", "max_position_embeddings", 2, 0),
-    "gpt2": TableOfFamily("transformer.wpe", "n_positions", 0, 0),
-    "gpt_bigcode": TableOfFamily("transformer.wpe", "n_positions", 0, 0),
-    "opt": TableOfFamily("decoder.embed_positions", "max_position_embeddings", 2, 0),
+    "biogpt": TableOfFamily("embed_positions", "max_position_embeddings", 2, 0),
+    "gpt2": TableOfFamily("wpe", "n_positions", 0, 0),
+    "gpt_bigcode": TableOfFamily("wpe", "n_positions", 0, 0),
+    "opt": TableOfFamily("embed_positions", "max_position_embeddings", 2, 0),
 }
 """The tables that can be lengthened, by model_type."""
 
@@ -107,7 +107,7 @@ def position_table(model: Any) -> PositionTable | None:
         return None
     table_of_family = TABLE_OF_MODEL_TYPE[model.config.model_type]
     for name, module in model.named_modules():
-        if name.endswith(table_of_family.path) and isinstance(module, nn.Embedding):
+        if f".{name}".endswith(f".{table_of_family.path}") and isinstance(module, nn.Embedding):
             num_padding_rows = 0 if module.padding_idx is None else module.padding_idx + 1
             return PositionTable(
                 module,

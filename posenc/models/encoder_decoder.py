@@ -164,9 +164,9 @@ class EncoderDecoder(nn.Module):
 
     def reset_parameters(self, seed: int | None = None) -> None:
         """Draw new initial weights, except those of the encodings."""
-        draw_initial_weights(
-            self, self.config, seed, tied_to=None if self.head else self.decoder.last_norm
-        )
+        # Without a head of its own, the token embeddings read the output of the last norm.
+        norm_before_tied_head = None if self.head else self.decoder.last_norm
+        draw_initial_weights(self, self.config, seed, tied_to=norm_before_tied_head)
 
     @explain_misfits
     def conditioned_on(

@@ -77,18 +77,16 @@ def generate(
 
 @contextmanager
 def eval_mode(model: LanguageModel) -> Iterator[None]:
-    """Put the model in eval mode inside the block, and back into its earlier mode after it."""
-    module = model if isinstance(model, nn.Module) else model.model
-    modules_in_training = [
-        module_in_training for module_in_training in module.modules() if module_in_training.training
-    ]
+    """Put the model in eval mode inside the block. After it each module has its own earlier mode
+    again: a part of the model may have been in another one."""
+    whole_module = model if isinstance(model, nn.Module) else model.model
+    was_training = {module: module.training for module in whole_module.modules()}
     try:
-        for module_in_training in modules_in_training:
-            module_in_training.training = False
+        whole_module.eval()
         yield
     finally:
-        for module_in_training in modules_in_training:
-            module_in_training.training = True
+        for module, mode_before in was_training.items():
+            module.training = mode_before
 
 
 def _sample_tokens(

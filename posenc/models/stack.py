@@ -312,7 +312,7 @@ def check_caches(caller: str, caches: Sequence[KVCache] | None, num_needed: int)
     `num_needed` many. caller: the model, for the message."""
     if caches is None:
         return
-    if isinstance(caches, KVCache) or not all(isinstance(c, KVCache) for c in caches):
+    if not isinstance(caches, Sequence) or not all(isinstance(c, KVCache) for c in caches):
         raise TypeError(
             f"{caller}: caches must be a list of KVCaches. Make them with new_caches()."
         )
@@ -358,7 +358,7 @@ def draw_initial_weights(
         model: the model, whose parameters are set.
         config: its sizes and choices.
         seed: None means the one given to torch.manual_seed.
-        tied_to: the norm before a head that is tied to the token embeddings.
+        tied_to: the last norm, if the head is tied to the token embeddings; None if it is not.
     """
     seed = torch.initial_seed() if seed is None else seed
     std_factors = {

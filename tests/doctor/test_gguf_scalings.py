@@ -49,6 +49,11 @@ def without(*names):
             "nothing in the file stretches",
             "Write llama.rope.scaling.type and llama.rope.scaling.factor",
         ),
+        (
+            {**YARN, "scaling__factor": 1.0},
+            "nothing in the file stretches",
+            "Write llama.rope.scaling.factor.",
+        ),
     ],
 )
 def test_half_of_a_scaling_is_an_error_whose_cure_names_the_key(tmp_path, keys, message, cure):
@@ -79,7 +84,7 @@ PARTS = {
 @pytest.mark.parametrize("values", [*itertools.product(*PARTS.values())], ids=str)
 def test_every_scaling_of_three_keys_is_whole_or_reported(tmp_path, values):
     """Whole are: no scaling at all, linear with a factor, and yarn with a factor and a length. A
-    factor of 1 is as whole as none."""
+    factor of 1 stretches nothing, so that an original length below the context contradicts it."""
     kind, factor, original = values
     keys = {name: value for name, value in zip(PARTS, values, strict=True) if value is not None}
     path = write(tmp_path / "a.gguf", **keys)
@@ -89,7 +94,7 @@ def test_every_scaling_of_three_keys_is_whole_or_reported(tmp_path, values):
         (not typed_as_stretching or factor is not None)
         and not (kind == "none" and stretches)
         and not (kind == "yarn" and stretches and original is None)
-        and (original != 1024 or stretches or (typed_as_stretching and factor is not None))
+        and (original != 1024 or stretches)
     )
     assert bool(found(path, "PD059")) is not is_whole
 
@@ -99,6 +104,9 @@ def test_two_lists_without_the_length_at_which_they_change(tmp_path):
     path = write(tmp_path / "a.gguf", "phi3", tensors=LISTS, **keys)
     (hit,) = found(path, "PD059")
     assert "original_context_length is missing" in hit.message
+    untyped = write(tmp_path / "untyped.gguf", "phi3", tensors=LISTS, freq_base=1e4)
+    (hit,) = found(untyped, "PD059")
+    assert "original_context_length is missing" in hit.message and "type is" not in hit.message
     whole = {**keys, "scaling__original_context_length": 1024}
     assert not found(write(tmp_path / "b.gguf", "phi3", tensors=LISTS, **whole), "PD059")
 

@@ -443,6 +443,14 @@ TABLES = {
 }
 
 
+@pytest.mark.parametrize("family", ["gpt2", "opt", "biogpt"])
+def test_a_table_is_found_in_a_model_without_a_head(family):
+    sizes = TABLES.get(family, {**TABLES["opt"], "intermediate_size": 64})
+    config = transformers.AutoConfig.for_model(family, **sizes, vocab_size=30)
+    table = learned_tables.position_table(transformers.AutoModel.from_config(config))
+    assert table is not None and table.length == LENGTH
+
+
 @pytest.mark.parametrize(("family", "method"), [("gpt2", "hierarchical"), ("opt", "interpolate")])
 def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path):
     folder = save(family, tmp_path / family, vocab_size=257, **TABLES[family])

@@ -227,5 +227,8 @@ def test_config_says_what_does_not_fit():
         DecoderConfig(61, 32, 2, 4, dropout=1.0)
     with pytest.raises(ValueError, match=r"one per layer \(2\), got 3"):
         decoder("rope")(tokens(), caches=[posenc.KVCache()] * 3)
+    for no_list in (5, posenc.KVCache(), [None]):
+        with pytest.raises(TypeError, match="Decoder: caches must be a list of KVCaches"):
+            decoder("rope")(tokens(), caches=no_list)
     with pytest.raises(ValueError, match=r"tokens must be \(batch, len\), got \(13,\)"):
         decoder("rope")(tokens()[0])

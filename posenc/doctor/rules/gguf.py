@@ -167,11 +167,9 @@ def _half_written_scalings(meta: Metadata) -> Iterator[tuple[str, str]]:
     has_type = "scaling_type" in meta.given_fields
     is_stretched = meta.scaling_factor != 1
     scaling_type = meta.scaling_type
-    if (
-        has_type
-        and scaling_type in ("yarn", "linear")
-        and "scaling_factor" not in meta.given_fields
-    ):
+    stretching_type_is_given = has_type and scaling_type in ("yarn", "linear")
+    factor_is_missing = stretching_type_is_given and "scaling_factor" not in meta.given_fields
+    if factor_is_missing:
         yield (
             f"{key_prefix}.type is {scaling_type} and {key_prefix}.factor is missing: libllama "
             "takes 1, which stretches nothing",
@@ -179,10 +177,12 @@ def _half_written_scalings(meta: Metadata) -> Iterator[tuple[str, str]]:
         )
     needs_original = (scaling_type == "yarn" and is_stretched) or meta.chooses_list_by_length
     if needs_original and "original_length" not in meta.given_fields:
+        what_needs_it = "the file has longrope's divisors"
+        if has_type:
+            what_needs_it = f"{key_prefix}.type is {scaling_type}"
         yield (
-            f"{key_prefix}.type is {scaling_type} and {key_prefix}.original_context_length is "
-            f"missing: libllama takes context_length, {meta.context_length}, for the training "
-            "length",
+            f"{what_needs_it} and {key_prefix}.original_context_length is missing: libllama takes "
+            f"context_length, {meta.context_length}, for the training length",
             f"Write {key_prefix}.original_context_length, the length before stretching.",
         )
     if scaling_type == "none" and is_stretched:
@@ -209,13 +209,16 @@ def _half_written_scalings(meta: Metadata) -> Iterator[tuple[str, str]]:
         meta.original_length < meta.context_length
         and not divides_frequencies
         and not meta.lost_factors
+        and not factor_is_missing  # reported above
     ):
-        if not (has_type and scaling_type in ("yarn", "linear")):  # reported for its missing factor
-            yield (
-                f"{key_prefix}.original_context_length is {meta.original_length:g} of "
-                f"{meta.context_length}, and nothing in the file stretches the frequencies",
-                f"Write {key_prefix}.type and {key_prefix}.factor.",
-            )
+        cure = f"Write {key_prefix}.type and {key_prefix}.factor."
+        if stretching_type_is_given:  # with a factor of 1
+            cure = f"Write {key_prefix}.factor."
+        yield (
+            f"{key_prefix}.original_context_length is {meta.original_length:g} of "
+            f"{meta.context_length}, and nothing in the file stretches the frequencies",
+            cure,
+        )
 
 
 @rule("PD060", "W")

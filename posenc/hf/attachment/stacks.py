@@ -16,6 +16,9 @@ from posenc.hf.transformers_compat import forward_takes
 
 EXAMPLE_LENGTH, EXAMPLE_SOURCE_LENGTH = 5, 7
 """Tokens of a trial input, and tokens of the encoder input in an encoder-decoder."""
+SMALLEST_VOCABULARY = 20
+"""The tokens of a trial input are spread over the middle half of the vocabulary, far from special
+tokens. In a smaller vocabulary too many of them would be the same."""
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Largest change of hidden states, relative to the largest, by another order of computation."""
 HALF_PRECISION_TOLERANCE = 5e-2
@@ -40,7 +43,7 @@ class Stack:
 def build_example(model: Any) -> dict[str, Tensor]:
     """Build a small input of the kind that the model takes: a few tokens, one image or one video.
 
-    Raises: ValueError for a model that takes neither.
+    Raises: ValueError for a model that takes none of them, or has a very small vocabulary.
     """
     config = model.config.get_text_config()
     device = model.device
@@ -56,10 +59,16 @@ def build_example(model: Any) -> dict[str, Tensor]:
         pixels = torch.linspace(-1, 1, math.prod(shape), device=device)
         return {"pixel_values": pixels.view(shape).to(model.dtype)}
     vocab_size = getattr(config, "vocab_size", None)
-    if model.main_input_name != "input_ids" or not vocab_size or vocab_size < 4 * EXAMPLE_LENGTH:
+    if model.main_input_name != "input_ids" or not vocab_size:
         raise ValueError(
             f"attach: no example input is known for {type(model).__name__}, which takes "
             f"{model.main_input_name}. Give example=, the arguments of one small forward."
+        )
+    if vocab_size < SMALLEST_VOCABULARY:
+        raise ValueError(
+            f"attach: the vocabulary of {type(model).__name__} has {vocab_size} tokens, and an "
+            f"example input is known for {SMALLEST_VOCABULARY} or more. Give example=, the "
+            "arguments of one small forward."
         )
     ids = torch.linspace(
         vocab_size // 4, 3 * vocab_size // 4, EXAMPLE_LENGTH, device=device

@@ -26,6 +26,13 @@ def refused(model, said, *args, **options):
     assert not any(name.startswith("posenc") for m in model.modules() for name in vars(m))
 
 
+def test_a_vocabulary_too_small_for_an_example():
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4}
+    config = transformers.GPT2Config(vocab_size=19, bos_token_id=0, eos_token_id=0, **sizes)
+    reason = r"vocabulary of GPT2Model has 19 tokens.*20.*Give example="
+    refused(transformers.GPT2Model(config), reason)
+
+
 @pytest.mark.parametrize("family", ["falcon", "mpt", "deberta", "deberta-v2"])
 def test_attention_past_the_interface(family):
     refused(build(family), "cannot be replaced: transformers has")
