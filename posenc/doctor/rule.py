@@ -35,7 +35,7 @@ class Hit:
 
 def contradiction_hit(message: str, cure: str = "") -> Hit:
     """Return a hit for a file that contradicts itself, so that no runtime can read it right."""
-    return Hit(message, (), ALL_RUNTIMES, True, cure)
+    return Hit(message, affected=ALL_RUNTIMES, is_contradiction=True, cure=cure)
 
 
 Check = Callable[[Case], Iterable[Hit]]

@@ -17,7 +17,11 @@ def report_unread_query_scaling(case: Case) -> Iterator[Hit]:
     for name, p in case.flat_rope_dicts():
         for key in ("llama_4_scaling_beta", "llama_4_scaling"):
             if p.get(key) is not None and key not in case.config:
-                yield Hit(f"{key} {in_json_words(p[key])} stands in {name} only", (), ("vllm",))
+                yield Hit(
+                    f"{key} {in_json_words(p[key])} stands in {name} only",
+                    concerned=(),
+                    affected=("vllm",),
+                )
                 return
 
 
@@ -28,8 +32,8 @@ def report_dual_chunk_attention(case: Case) -> Iterator[Hit]:
     if chunk_settings:
         yield Hit(
             f"dual_chunk_attention_config is {in_json_words(chunk_settings)}"[:120],
-            (),
-            ALL_RUNTIMES,
+            concerned=(),
+            affected=ALL_RUNTIMES,
         )
 
 
@@ -49,7 +53,7 @@ def report_indexer_layout(case: Case) -> Iterator[Hit]:
             f"{words[bool(layout_flag)]}, "
             f"{case.model.model_type}'s is {words[is_interleaved]} "
             f"({case.model.facts['indexer']['read']})",
-            case.named_and_known(INDEXER_READERS),
-            INDEXER_READERS,
+            concerned=case.named_and_known(INDEXER_READERS),
+            affected=INDEXER_READERS,
             cure=f'Write "indexer_rope_interleave": {str(is_interleaved).lower()}.',
         )

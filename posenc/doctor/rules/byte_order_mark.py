@@ -15,5 +15,7 @@ def report_byte_order_mark(case: Case) -> Iterator[Hit]:
         with open_ordinary(path) as file:
             if file.read(3) == b"\xef\xbb\xbf":
                 yield Hit(
-                    "the file begins with a byte order mark", case.judged_runtimes, ALL_RUNTIMES
+                    "the file begins with a byte order mark",
+                    concerned=case.judged_runtimes,
+                    affected=ALL_RUNTIMES,
                 )

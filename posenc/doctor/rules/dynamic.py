@@ -21,12 +21,14 @@ def report_dynamic_ntk(case: Case) -> Iterator[Hit]:
         concerned = tuple(
             dict.fromkeys((*case.named_runtimes_that_differ(readers), *unscaled_readers))
         )
+        # alpha is a fixed factor, so runtimes that agree with it agree at every length. Without it,
+        # even runtimes that nobody named differ at some length: then the hit is a warning.
         if not concerned and "alpha" in p:
             continue
         yield Hit(
             f"{name} is dynamic with factor {in_json_words(factor)} on "
             f"{case.model.max_positions} tokens: other frequencies, below or beyond them, "
             f"in {join_runtimes(concerned or readers)}",
-            concerned,
-            readers,
+            concerned=concerned,
+            affected=readers,
         )

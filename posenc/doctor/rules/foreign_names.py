@@ -127,8 +127,8 @@ def _hit_of_unread_name(case: Case, what: str, name: str, number: float) -> Hit:
     names_in_words = join_names(sorted(right_names))
     return Hit(
         f"{what} is not read for {case.model.model_type}, which reads {names_in_words}",
-        case.named_runtimes_that_differ(ALL_RUNTIMES, "frequencies", "pairs"),
-        ALL_RUNTIMES,
+        concerned=case.named_runtimes_that_differ(ALL_RUNTIMES, "frequencies", "pairs"),
+        affected=ALL_RUNTIMES,
         # These names are taken for rope_theta by --fix; the others are not.
         is_contradiction=name not in ROTARY_BASE_KEYS or "rope_theta" not in right_names,
         cure=f'If {number:g} is right, write "{min(right_names)}": {number:g}.',

@@ -77,14 +77,14 @@ def report_unread_gguf_keys(case: Case) -> Iterator[Hit]:
     if meta.lost_factors:
         yield Hit(
             _message_about_lost_factors(meta, prefix),
-            concerned,
-            ONLY_LLAMA_CPP,
+            concerned=concerned,
+            affected=ONLY_LLAMA_CPP,
             cure=f"{CURE_BY_CONVERTING}{_command_to_copy(case)}",
         )
     yield from _report_unread_keys(meta, prefix, concerned)
     error = case.computed["llama.cpp"].error
     if error:
-        yield Hit(error, concerned, ONLY_LLAMA_CPP, cure=CURE_OF_UNLOADABLE)
+        yield Hit(error, concerned=concerned, affected=ONLY_LLAMA_CPP, cure=CURE_OF_UNLOADABLE)
 
 
 def _report_unread_keys(meta: Metadata, prefix: str, concerned: tuple[str, ...]) -> Iterator[Hit]:
@@ -98,8 +98,8 @@ def _report_unread_keys(meta: Metadata, prefix: str, concerned: tuple[str, ...])
         yield Hit(
             f"{prefix}.scaling.yarn_ext_factor is {meta.yarn_ext_factor:g}; it is the share of the "
             "extrapolated frequencies, 1, and not the factor",
-            concerned,
-            ONLY_LLAMA_CPP,
+            concerned=concerned,
+            affected=ONLY_LLAMA_CPP,
             cure=f"Drop {prefix}.scaling.yarn_ext_factor; the factor is {prefix}.scaling.factor.",
         )
     is_read = meta.architecture in ARCHITECTURES_READING_LOG_MULTIPLIER
@@ -107,8 +107,8 @@ def _report_unread_keys(meta: Metadata, prefix: str, concerned: tuple[str, ...])
         yield Hit(
             f"{prefix}.scaling.yarn_log_multiplier is {meta.log_multiplier:g}, which the "
             f"architecture {meta.architecture} does not read",
-            concerned,
-            ONLY_LLAMA_CPP,
+            concerned=concerned,
+            affected=ONLY_LLAMA_CPP,
             cure=f"Drop the key; a temperature is {prefix}.scaling.attn_factor, by which every "
             "architecture multiplies cos and sin.",
         )
@@ -142,8 +142,8 @@ def _report_unread_yarn_keys(
             yield Hit(
                 f"{prefix}.scaling.{name} is {value:g}, which the architecture "
                 f"{meta.architecture} does not read: {default:g} holds",
-                concerned,
-                ONLY_LLAMA_CPP,
+                concerned=concerned,
+                affected=ONLY_LLAMA_CPP,
                 cure=cure,
             )
 
@@ -157,7 +157,10 @@ def report_half_written_scaling(case: Case) -> Iterator[Hit]:
     concerned = case.named_and_known(ONLY_LLAMA_CPP)
     for message, cure in _half_written_scalings(meta):
         yield Hit(
-            message, concerned, ONLY_LLAMA_CPP, cure=f"{cure} {_command_to_take_from_folder(case)}"
+            message,
+            concerned=concerned,
+            affected=ONLY_LLAMA_CPP,
+            cure=f"{cure} {_command_to_take_from_folder(case)}",
         )
 
 
@@ -237,8 +240,8 @@ def report_lost_rope_freqs(case: Case) -> Iterator[Hit]:
                 f"{meta.architecture} with freq_base {meta.freq_base:g} and context_length "
                 f"{meta.context_length} looks like {family.name}, and the file has no "
                 f"rope_freqs.weight: it goes wrong beyond {family.longest_older_context} tokens",
-                (),
-                ONLY_LLAMA_CPP,
+                concerned=(),
+                affected=ONLY_LLAMA_CPP,
                 cure=f"Convert the model again. {_command_to_take_from_folder(case)}",
             )
 

@@ -61,6 +61,7 @@ def report_exchanged_bounds(case: Case) -> Iterator[Hit]:
         if (
             isinstance(short_factors, list)
             and isinstance(long_factors, list)
+            # By their sums: single long factors may be below their short ones.
             and sum(long_factors) < sum(short_factors)
         ):
             yield contradiction_hit(
@@ -150,8 +151,8 @@ def report_uneven_heads(case: Case) -> Iterator[Hit]:
         yield Hit(
             f"hidden_size {width_and_heads[0]:g} is not a multiple of num_attention_heads "
             f"{width_and_heads[1]:g}, and there is no head_dim",
-            (),
-            ALL_RUNTIMES,
+            concerned=(),
+            affected=ALL_RUNTIMES,
             is_contradiction=_file_states_head_sizes(case),
         )
     head_counts = _values_if_all_numbers(case.config, "num_attention_heads", "num_key_value_heads")
@@ -172,8 +173,8 @@ def _report_odd_heads(case: Case) -> Iterator[Hit]:
         key = "qk_rope_head_dim" if case.model.is_mla else "head_dim"
         yield Hit(
             f"{key} is {head_dim}, an odd number: a pair needs two channels",
-            (),
-            ALL_RUNTIMES,
+            concerned=(),
+            affected=ALL_RUNTIMES,
             is_contradiction=_file_states_head_sizes(case),
         )
 

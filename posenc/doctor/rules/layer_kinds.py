@@ -29,8 +29,8 @@ def report_wrong_nesting(case: Case) -> Iterator[Hit]:
     elif kinds and keys_beside:
         yield Hit(
             f"rope_parameters has {join_names(keys_beside)} beside its nested dicts",
-            case.named_runtimes_that_differ(ALL_RUNTIMES, "error"),
-            ("vllm",),
+            concerned=case.named_runtimes_that_differ(ALL_RUNTIMES, "error"),
+            affected=("vllm",),
         )
     elif kinds:
         yield from _report_nested_dicts_for_older_readers(case, kinds)
@@ -43,8 +43,8 @@ def _hit_of_nested_dicts_in_flat_family(case: Case, kinds: Sequence[str]) -> Hit
     return Hit(
         f"rope_parameters is nested by {join_names(kinds)}, and {case.model.model_type} reads one "
         "flat dict",
-        case.named_runtimes_that_differ(ALL_RUNTIMES) or case.judged_runtimes,
-        ALL_RUNTIMES,
+        concerned=case.named_runtimes_that_differ(ALL_RUNTIMES) or case.judged_runtimes,
+        affected=ALL_RUNTIMES,
         is_contradiction=True,
     )
 
@@ -56,8 +56,8 @@ def _report_flat_dict_in_nested_family(case: Case) -> Iterator[Hit]:
     yield Hit(
         f"rope_parameters is flat, and {case.model.model_type} reads one dict per kind of "
         "layer: it is not read",
-        case.judged_runtimes,
-        ALL_RUNTIMES,
+        concerned=case.judged_runtimes,
+        affected=ALL_RUNTIMES,
     )
 
 
@@ -70,8 +70,8 @@ def _report_nested_dicts_for_older_readers(case: Case, kinds: Sequence[str]) -> 
         yield Hit(
             f"rope_parameters is nested by {join_names(kinds)}; rope_theta, rope_local_base_freq "
             f"and rope_scaling are what is read by {join_runtimes(affected)}",
-            case.named_and_known(affected),
-            affected,
+            concerned=case.named_and_known(affected),
+            affected=affected,
         )
 
 
@@ -84,23 +84,27 @@ def report_dropped_gemma_scaling(case: Case) -> Iterator[Hit]:
     scaled_dicts = {kind: p for kind, p in parameters.items() if p["rope_type"] != "default"}
     for kind, p in scaled_dicts.items():
         if "sliding" in kind:
-            yield Hit(f"the sliding layers are scaled, by type {p['rope_type']}", (), ALL_RUNTIMES)
+            yield Hit(
+                f"the sliding layers are scaled, by type {p['rope_type']}",
+                concerned=(),
+                affected=ALL_RUNTIMES,
+            )
     affected = case.runtimes_that_differ(("sglang",), "frequencies", "multiplier")
     if affected and "full_attention" in scaled_dicts:
         p = scaled_dicts["full_attention"]
         yield Hit(
             f"{p['rope_type']} with factor {in_json_words(p.get('factor'))} on the full layers is "
             f"not applied by {join_runtimes(affected)}",
-            case.named_and_known(affected),
-            affected,
+            concerned=case.named_and_known(affected),
+            affected=affected,
         )
     if case.computed["mlx-lm"].error is None and _mlx_lm_mixes_kinds(case):
         window_pattern = case.config.get("sliding_window_pattern", "missing")
         yield Hit(
             f"mlx-lm tells sliding layers by sliding_window_pattern ({window_pattern}), not by "
             "layer_types: some layers rotate with the other base",
-            case.named_runtimes_that_differ(("mlx-lm",), "frequencies"),
-            ("mlx-lm",),
+            concerned=case.named_runtimes_that_differ(("mlx-lm",), "frequencies"),
+            affected=("mlx-lm",),
             cure="Write sliding_window_pattern to match layer_types.",
         )
 
@@ -156,8 +160,10 @@ def _report_share_in_whole_head_family(case: Case) -> Iterator[Hit]:
         yield Hit(
             f"partial_rotary_factor in {join_names(dict_names)}, and {case.model.model_type} "
             "rotates whole heads",
-            case.named_runtimes_that_differ(ALL_RUNTIMES, "pairs", "frequencies", "error"),
-            ALL_RUNTIMES,
+            concerned=case.named_runtimes_that_differ(
+                ALL_RUNTIMES, "pairs", "frequencies", "error"
+            ),
+            affected=ALL_RUNTIMES,
         )
 
 
@@ -170,8 +176,8 @@ def _report_share_in_rope_dict_alone(case: Case) -> Iterator[Hit]:
         yield Hit(
             f"partial_rotary_factor {in_json_words(p['partial_rotary_factor'])} stands in {name} "
             f"only; the top level is read by {join_runtimes(affected)}",
-            case.named_and_known(affected),
-            affected,
+            concerned=case.named_and_known(affected),
+            affected=affected,
         )
 
 
@@ -191,8 +197,8 @@ def report_layers_without_rotation(case: Case) -> Iterator[Hit]:
         yield Hit(
             f"layers {list(meant_unrotated)} do not rotate; llama.cpp leaves out "
             f"{list(computed.without_rotation)}",
-            case.named_runtimes_that_differ(("llama.cpp",), "layers"),
-            ("llama.cpp",),
+            concerned=case.named_runtimes_that_differ(("llama.cpp",), "layers"),
+            affected=("llama.cpp",),
         )
 
 
@@ -207,6 +213,6 @@ def report_scaling_without_rotation(case: Case) -> Iterator[Hit]:
             yield Hit(
                 f"{name} is {rope_type}, and no layer of this {case.model.model_type} rotates: it "
                 "has no effect",
-                (),
-                ALL_RUNTIMES,
+                concerned=(),
+                affected=ALL_RUNTIMES,
             )

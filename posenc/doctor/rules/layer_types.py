@@ -54,8 +54,8 @@ def _report_unknown_layer_types(case: Case, layer_types: Sequence[Any]) -> Itera
         similar_names = get_close_matches(name, sorted(known_kinds), 1)
         yield Hit(
             f"layer_types has {name!r}, which is no kind of layer",
-            case.named_and_known(LAYER_TYPE_READERS),
-            LAYER_TYPE_READERS,
+            concerned=case.named_and_known(LAYER_TYPE_READERS),
+            affected=LAYER_TYPE_READERS,
             cure=f"Write {similar_names[0]}." if similar_names else "",
         )
 
@@ -69,6 +69,6 @@ def _report_wrong_number_of_layer_types(case: Case, layer_types: Sequence[Any]) 
         return
     yield Hit(
         f"layer_types has {len(layer_types)} entries for num_hidden_layers {case.model.num_layers}",
-        case.named_and_known(LAYER_TYPE_READERS),
-        LAYER_TYPE_READERS,
+        concerned=case.named_and_known(LAYER_TYPE_READERS),
+        affected=LAYER_TYPE_READERS,
     )

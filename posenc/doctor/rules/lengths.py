@@ -22,8 +22,8 @@ def report_missing_original_length(case: Case) -> Iterator[Hit]:
                 f"{name} has no {ORIGINAL_LENGTH_KEY}; most runtimes take max_position_embeddings "
                 f"{max_length} for it, mlx-lm 4096 (yarn) or 8192 (llama3)"
                 + ("" if states_length else " by default"),
-                case.named_runtimes_that_differ(ALL_RUNTIMES),
-                ALL_RUNTIMES,
+                concerned=case.named_runtimes_that_differ(ALL_RUNTIMES),
+                affected=ALL_RUNTIMES,
             )
 
 
@@ -39,13 +39,13 @@ def report_original_length_at_top_level(case: Case) -> Iterator[Hit]:
             message = (
                 f"{ORIGINAL_LENGTH_KEY} {outer_length} stands at the top level only, not in {name}"
             )
-            yield Hit(message, (), ALL_RUNTIMES)
+            yield Hit(message, concerned=(), affected=ALL_RUNTIMES)
         elif inner_length != outer_length:
             message = (
                 f"{ORIGINAL_LENGTH_KEY} is {outer_length} at the top level and {inner_length} in "
                 f"{name}"
             )
-            yield Hit(message, (), ALL_RUNTIMES)
+            yield Hit(message, concerned=(), affected=ALL_RUNTIMES)
 
 
 @rule("PD040", "E")
@@ -65,8 +65,8 @@ def report_unread_original_length(case: Case) -> Iterator[Hit]:
                     f"{ORIGINAL_LENGTH_KEY} {inner_length} of {name} is not read by "
                     f"transformers-4, which looks at the top level and takes "
                     f"{case.model.max_positions}",
-                    case.named_and_known(affected),
-                    affected,
+                    concerned=case.named_and_known(affected),
+                    affected=affected,
                     cure="Make short and long factors equal and state attention_factor: "
                     "the original length then decides nothing.",
                 )
@@ -78,8 +78,8 @@ def report_unread_original_length(case: Case) -> Iterator[Hit]:
                 yield Hit(
                     f"the top-level {ORIGINAL_LENGTH_KEY} {outer_length} of {name} is not read by "
                     f"{join_runtimes(affected)}",
-                    case.named_and_known(affected),
-                    affected,
+                    concerned=case.named_and_known(affected),
+                    affected=affected,
                 )
 
 
@@ -96,8 +96,8 @@ def report_factor_unlike_length_ratio(case: Case) -> Iterator[Hit]:
             yield Hit(
                 f"{name} has factor {factor:g}, and {max_length} / {original_length:g} is "
                 f"{ratio:g}",
-                (),
-                ALL_RUNTIMES,
+                concerned=(),
+                affected=ALL_RUNTIMES,
                 cure=f"Set the factor to {ratio:g}, or `max_position_embeddings` to "
                 f"{original_length:g} times the factor.",
             )
@@ -115,8 +115,8 @@ def report_yarn_table_too_short(case: Case) -> Iterator[Hit]:
                 yield Hit(
                     f"max_position_embeddings is {max_length}, and {name} stretches "
                     f"{original_length:g} only to {num_rows}",
-                    case.named_and_known(("vllm",)),
-                    ("vllm",),
+                    concerned=case.named_and_known(("vllm",)),
+                    affected=("vllm",),
                     cure=f"Set `max_position_embeddings` to {num_rows}, or raise the factor.",
                 )
 
@@ -134,8 +134,8 @@ def report_unraised_max_length(case: Case) -> Iterator[Hit]:
             yield Hit(
                 f"{name} stretches {original_length} by {factor:g}, and max_position_embeddings is "
                 f"still {max_length}: vLLM and SGLang refuse more than {max_length} tokens",
-                (),
-                SERVERS,
+                concerned=(),
+                affected=SERVERS,
                 cure=f"Set max_position_embeddings to {stretched_length}.",
             )
 
@@ -154,8 +154,8 @@ def report_max_length_times_factor(case: Case) -> Iterator[Hit]:
             yield Hit(
                 f"{name} has factor {factor:g}: {case.computed[servers[0]].max_length} tokens are "
                 f"admitted by {join_runtimes(servers)}, max_position_embeddings says {max_length}",
-                (),
-                servers,
+                concerned=(),
+                affected=servers,
             )
 
 
@@ -173,6 +173,8 @@ def report_missing_max_length(case: Case) -> Iterator[Hit]:
     max_length = case.model.max_positions
     yield Hit(
         f"max_position_embeddings is missing; {case.model.model_type}'s default {max_length} holds",
-        case.named_runtimes_that_differ(ALL_RUNTIMES, "error", "frequencies") if is_scaled else (),
-        SERVERS,
+        concerned=case.named_runtimes_that_differ(ALL_RUNTIMES, "error", "frequencies")
+        if is_scaled
+        else (),
+        affected=SERVERS,
     )

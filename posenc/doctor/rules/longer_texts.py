@@ -56,8 +56,8 @@ def report_text_beyond_meant_length(case: Case) -> Iterator[Hit]:
     yield Hit(
         f"{case.length} tokens are asked for, and the file is meant for {reachable_length}: beyond "
         "them the text repeats itself or falls apart, whatever a server admits",
-        case.judged_runtimes,
-        ALL_RUNTIMES,
+        concerned=case.judged_runtimes,
+        affected=ALL_RUNTIMES,
         cure=_cure(case, meaning, case.length),
     )
 

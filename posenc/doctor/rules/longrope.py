@@ -21,8 +21,8 @@ def report_attention_factor_under_longrope(case: Case) -> Iterator[Hit]:
             yield Hit(
                 f"{name} has attention_factor {in_json_words(temperature)}: another temperature in "
                 f"{join_runtimes(affected)}",
-                case.named_and_known(affected),
-                affected,
+                concerned=case.named_and_known(affected),
+                affected=affected,
             )
 
 
@@ -41,8 +41,8 @@ def report_two_factor_lists(case: Case) -> Iterator[Hit]:
                 f"{case.original_length(p)} tokens, vLLM and llama.cpp by the length they are "
                 "started for, SGLang one token later and per batch, mlx-lm takes the long ones "
                 "always",
-                (),  # no runtime is wrong: each follows a rule of its own
-                ALL_RUNTIMES,
+                concerned=(),  # no runtime is wrong: each follows a rule of its own
+                affected=ALL_RUNTIMES,
             )
 
 
@@ -57,8 +57,8 @@ def report_factor_list_of_wrong_length(case: Case) -> Iterator[Hit]:
                 yield Hit(
                     f"{name}.{key} has {len(values)} factors, expected {num_pairs} for "
                     f"{2 * num_pairs} rotated dims",
-                    case.named_runtimes_that_differ(ALL_RUNTIMES),
-                    ALL_RUNTIMES,
+                    concerned=case.named_runtimes_that_differ(ALL_RUNTIMES),
+                    affected=ALL_RUNTIMES,
                 )
 
 
@@ -70,15 +70,17 @@ def report_runtimes_without_longrope(case: Case) -> Iterator[Hit]:
         if case.model.interleaved:
             yield Hit(
                 f"{name} is longrope, and pairs of {case.model.model_type} are interleaved",
-                case.named_runtimes_that_differ(("vllm", "sglang"), "error"),
-                ("vllm", "sglang"),
+                concerned=case.named_runtimes_that_differ(("vllm", "sglang"), "error"),
+                affected=("vllm", "sglang"),
             )
         if case.model.model_type not in FAMILIES_WITH_OWN_LONGROPE:
             yield Hit(
                 f"{name} is longrope, which llama.cpp converts for Phi-3 and MiniCPM only: a "
                 f"{case.model.model_type} becomes plain RoPE",
-                case.named_runtimes_that_differ(("llama.cpp",), "frequencies", "multiplier"),
-                ("llama.cpp",),
+                concerned=case.named_runtimes_that_differ(
+                    ("llama.cpp",), "frequencies", "multiplier"
+                ),
+                affected=("llama.cpp",),
             )
 
 
@@ -95,6 +97,6 @@ def report_token_rotated_as_position_zero(case: Case) -> Iterator[Hit]:
                 f"{name} has the original length {original_length:g} below max_position_embeddings "
                 f"{max_length}: SGLang rotates the token at position {original_length:g} as "
                 "position 0",
-                case.named_and_known(("sglang",)),
-                ("sglang",),
+                concerned=case.named_and_known(("sglang",)),
+                affected=("sglang",),
             )

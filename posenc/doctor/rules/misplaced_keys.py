@@ -43,8 +43,8 @@ def _report_keys_in_unread_parts(case: Case) -> Iterator[Hit]:
                 f"{key} {in_json_words(value):.60} stands {unread_place}, where it is not read; "
                 f"{read_place} has "
                 + ("none" if read_value is None else f"{in_json_words(read_value):.60}"),
-                (),
-                ALL_RUNTIMES,
+                concerned=(),
+                affected=ALL_RUNTIMES,
                 is_contradiction=read_value is None or not inner_key or key in ROTARY_KEYS,
                 cure=f"Move {key} into {read_place}.",
             )
@@ -79,8 +79,8 @@ def _report_bases_in_other_dicts(case: Case) -> Iterator[Hit]:
         yield Hit(
             f"rope_theta {in_json_words(base)} stands in {name}, where transformers 5 does "
             "not look",
-            case.named_and_known(("transformers-5",)),
-            ALL_RUNTIMES,
+            concerned=case.named_and_known(("transformers-5",)),
+            affected=ALL_RUNTIMES,
             is_contradiction=case.config.get("rope_theta", case.model.theta_of_inner_dict) is None,
             cure=f'If {base} is right, write "rope_theta": {base} at the top level too.',
         )

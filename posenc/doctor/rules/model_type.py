@@ -19,8 +19,8 @@ def report_missing_model_type(case: Case) -> Iterator[Hit]:
     if case.metadata is None and not isinstance(case.source.config.get("model_type"), str):
         yield Hit(
             f"there is no model_type; by its class this is a {case.model.model_type}",
-            case.named_and_known(("transformers-4", "transformers-5", "vllm", "sglang")),
-            ALL_RUNTIMES,
+            concerned=case.named_and_known(("transformers-4", "transformers-5", "vllm", "sglang")),
+            affected=ALL_RUNTIMES,
             cure=f'Write "model_type": "{case.model.model_type}".',
         )
 
@@ -58,8 +58,8 @@ def _hit_of_class(
     shown_name = class_name or "an empty name"
     return Hit(
         f"architectures is {shown_name}, {whose}{note_on_choice}, and model_type is {model_type}",
-        (),
-        affected,
+        concerned=(),
+        affected=affected,
         is_contradiction=is_of_another,
         cure=f'If model_type is right, write "architectures": ["{right_class}"]; if the class is '
         "right, write its model_type.",

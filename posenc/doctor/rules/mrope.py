@@ -23,13 +23,17 @@ def report_wrong_mrope_sections(case: Case) -> Iterator[Hit]:
             continue
         rope_type = rope_type_of(rope_dict)
         if rope_type not in ("default", "yarn"):
-            yield Hit(f"{name} has mrope_section and the type {rope_type!r}", (), ALL_RUNTIMES)
+            yield Hit(
+                f"{name} has mrope_section and the type {rope_type!r}",
+                concerned=(),
+                affected=ALL_RUNTIMES,
+            )
         num_pairs = case.num_rotated_pairs(rope_dict)
         if isinstance(sections, list) and sum(sections) != num_pairs:
             yield Hit(
                 f"{name}.mrope_section {sections} adds up to {sum(sections)}, expected {num_pairs}",
-                (),
-                ALL_RUNTIMES,
+                concerned=(),
+                affected=ALL_RUNTIMES,
                 cure=f"Write sections that add up to {num_pairs}, half of the rotated channels.",
                 is_contradiction=PATTERN_OF_FAMILIES_WITH_SECTIONS.search(case.model.model_type)
                 is not None,
@@ -49,8 +53,8 @@ def report_original_length_that_vllm_lengthens(case: Case) -> Iterator[Hit]:
                 f"{name} is yarn with mrope_section: vLLM takes "
                 f"{MROPE_LENGTH_FACTOR * original_length} for the original length "
                 f"{original_length}",
-                case.named_and_known(affected_runtimes),
-                affected_runtimes,
+                concerned=case.named_and_known(affected_runtimes),
+                affected=affected_runtimes,
                 cure="Start vLLM with the options that `posenc doctor CONFIG --overrides vllm` "
                 "prints, and leave the file as the other runtimes read it.",
             )

@@ -38,8 +38,8 @@ def report_ineffective_override(case: Case) -> Iterator[Hit]:
         yield Hit(
             f"the override rope_theta {model_overrides['rope_theta']!r} has no effect: "
             "rope_parameters holds the base",
-            case.named_and_known(SERVERS),
-            SERVERS,
+            concerned=case.named_and_known(SERVERS),
+            affected=SERVERS,
         )
 
 
@@ -56,8 +56,8 @@ def _report_overrides_at_top_level(
         f"{'stands' if is_only_one else 'stand'} at the top level, where no server looks for "
         f"{'it' if is_only_one else 'them'}: "
         f"{case.source.config['model_type']} reads its {key_of_language_model}",
-        case.named_and_known(SERVERS),
-        SERVERS,
+        concerned=case.named_and_known(SERVERS),
+        affected=SERVERS,
         cure=f'Write {{"{key_of_language_model}": {{"{unread_names[0]}": ...}}}}; '
         "`posenc doctor --overrides vllm` prints the whole.",
     )
@@ -77,7 +77,7 @@ def _report_lost_bases(
                 message = (
                     f"the override of {name} has no rope_theta, and {server} replaces the dict"
                 )
-                yield Hit(message, case.named_and_known((server,)), (server,))
+                yield Hit(message, concerned=case.named_and_known((server,)), affected=(server,))
 
 
 def _has_every_base(rope_dict: Mapping[str, Any]) -> bool:

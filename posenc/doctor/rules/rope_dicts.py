@@ -30,8 +30,8 @@ def report_rope_parameters_alone(case: Case) -> Iterator[Hit]:
     yield Hit(
         f"rope_parameters alone holds {join_names(lost_settings)}, not read by "
         f"{join_runtimes(affected_runtimes or known_readers)}",
-        case.named_and_known(affected_runtimes),
-        affected_runtimes or known_readers,
+        concerned=case.named_and_known(affected_runtimes),
+        affected=affected_runtimes or known_readers,
     )
 
 
@@ -43,8 +43,8 @@ def _report_readers_not_known(case: Case, lost_settings: list[str]) -> Iterator[
         yield Hit(
             f"rope_parameters alone holds {join_names(lost_settings)}; whether "
             f"{join_runtimes(unknown_readers)} would read that is not known",
-            (),
-            unknown_readers,
+            concerned=(),
+            affected=unknown_readers,
         )
 
 
@@ -75,7 +75,10 @@ def report_differing_rope_dicts(case: Case) -> Iterator[Hit]:
             for key in keys[:4]
         )
         yield Hit(
-            f"rope_scaling and rope_parameters differ: {values_in_words}", (), ALL_RUNTIMES, True
+            f"rope_scaling and rope_parameters differ: {values_in_words}",
+            concerned=(),
+            affected=ALL_RUNTIMES,
+            is_contradiction=True,
         )
 
 
@@ -91,8 +94,8 @@ def report_differing_bases(case: Case) -> Iterator[Hit]:
         if isinstance(inner_base, int | float) and inner_base != outer_base and not is_local:
             yield Hit(
                 f"rope_theta is {outer_base:g} at the top level and {inner_base:g} in {name}",
-                case.named_runtimes_that_differ(ALL_RUNTIMES, "frequencies"),
-                ALL_RUNTIMES,
+                concerned=case.named_runtimes_that_differ(ALL_RUNTIMES, "frequencies"),
+                affected=ALL_RUNTIMES,
                 is_contradiction=True,
             )
             return
@@ -116,10 +119,10 @@ def report_missing_base(case: Case) -> Iterator[Hit]:
         )
     yield Hit(
         f"no rope_theta anywhere; each runtime takes its default for {case.model.model_type}",
-        case.named_and_known(affected_runtimes),
+        concerned=case.named_and_known(affected_runtimes),
         # Where every default is the base that is meant, the finding is a warning that speaks of
         # all runtimes: another release may take another default.
-        affected_runtimes or ALL_RUNTIMES,
+        affected=affected_runtimes or ALL_RUNTIMES,
     )
 
 
@@ -154,8 +157,8 @@ def report_numbers_as_text(case: Case) -> Iterator[Hit]:
             if isinstance(value, str | bool):
                 yield Hit(
                     f"{name} in {place} is {in_json_words(value)}, expected a number",
-                    case.named_runtimes_that_differ(ALL_RUNTIMES),
-                    ALL_RUNTIMES,
+                    concerned=case.named_runtimes_that_differ(ALL_RUNTIMES),
+                    affected=ALL_RUNTIMES,
                     cure=f'Write "{name}": {value}.' if isinstance(value, str) else "",
                 )
         truncate = settings.get("truncate")
@@ -183,7 +186,7 @@ def report_base_in_rope_scaling(case: Case) -> Iterator[Hit]:
         yield Hit(
             f"rope_theta {base} stands only in {name}, not read by "
             f"{join_runtimes(affected_runtimes)}",
-            case.named_and_known(affected_runtimes),
-            affected_runtimes,
+            concerned=case.named_and_known(affected_runtimes),
+            affected=affected_runtimes,
             cure=f'Write "rope_theta": {base} at the top level too.',
         )

@@ -35,8 +35,8 @@ def report_contradicting_types(case: Case) -> Iterator[Hit]:
             yield Hit(
                 f"{name} has type {in_json_words(older_type)} and rope_type "
                 f"{in_json_words(rope_type)}",
-                case.named_runtimes_that_differ(ALL_RUNTIMES),
-                ALL_RUNTIMES,
+                concerned=case.named_runtimes_that_differ(ALL_RUNTIMES),
+                affected=ALL_RUNTIMES,
                 is_contradiction=True,
             )
 
@@ -55,8 +55,8 @@ def _report_older_type_alone(case: Case, name: str, older_type: Any) -> Iterator
         yield Hit(
             f"{name} has type {in_json_words(older_type)} and no rope_type, and the code of "
             f"{case.model.model_type} reads rope_type only",
-            readers_of_rope_type_only,
-            ALL_RUNTIMES,
+            concerned=readers_of_rope_type_only,
+            affected=ALL_RUNTIMES,
             cure=f'Write "rope_type": "{older_type}" into {name}.',
         )
 
@@ -77,8 +77,8 @@ def report_old_type_name(case: Case) -> Iterator[Hit]:
             )
             yield Hit(
                 f"{name} has the old type {type_name!r}{refused_by}",
-                (),
-                refusing_runtimes or ALL_RUNTIMES,
+                concerned=(),
+                affected=refusing_runtimes or ALL_RUNTIMES,
             )
 
 
@@ -95,16 +95,16 @@ def report_factor_without_type(case: Case) -> Iterator[Hit]:
             what_is_missing = "rope_type null" if "rope_type" in rope_dict else "no rope_type"
             yield Hit(
                 f"{name} has factor {in_json_words(factor)} and {what_is_missing}",
-                case.named_runtimes_that_differ(ALL_RUNTIMES),
-                ALL_RUNTIMES,
+                concerned=case.named_runtimes_that_differ(ALL_RUNTIMES),
+                affected=ALL_RUNTIMES,
                 is_contradiction=is_stretched,
             )
         elif rope_type == "default" and is_stretched:
             yield Hit(
                 f"{name} has factor {in_json_words(factor)} and rope_type 'default', which "
                 "stretches nothing",
-                (),
-                ALL_RUNTIMES,
+                concerned=(),
+                affected=ALL_RUNTIMES,
                 is_contradiction=True,
                 cure="Write the type that the factor is for, or drop the factor.",
             )
@@ -137,8 +137,8 @@ def report_missing_keys_of_type(case: Case) -> Iterator[Hit]:
         ):
             yield Hit(
                 f"{name} is {rope_type_of(rope_dict)} and has no {join_names(missing_keys)}",
-                case.named_runtimes_that_differ(ALL_RUNTIMES),
-                ALL_RUNTIMES,
+                concerned=case.named_runtimes_that_differ(ALL_RUNTIMES),
+                affected=ALL_RUNTIMES,
                 is_contradiction=True,
                 cure=cure,
             )
@@ -152,8 +152,8 @@ def report_unknown_type(case: Case) -> Iterator[Hit]:
         if rope_type not in COMMON_TYPES + OLD_TYPES:
             yield Hit(
                 f"{name} has the unknown type {rope_type!r}",
-                case.named_runtimes_that_differ(ALL_RUNTIMES),
-                ALL_RUNTIMES,
+                concerned=case.named_runtimes_that_differ(ALL_RUNTIMES),
+                affected=ALL_RUNTIMES,
             )
 
 
@@ -179,8 +179,8 @@ def report_unread_keys_of_type(case: Case) -> Iterator[Hit]:
             )
             yield Hit(
                 f"{name} has keys that type {rope_type} does not read: {values_in_words}",
-                (),
-                ALL_RUNTIMES,
+                concerned=(),
+                affected=ALL_RUNTIMES,
             )
 
 
@@ -193,7 +193,7 @@ def report_flags_of_another_type(case: Case) -> Iterator[Hit]:
         yield Hit(
             f"{key} is {in_json_words(value):.60}, and {case.model.model_type} takes true or "
             "false only",
-            case.named_runtimes_that_differ(STRICT_RUNTIMES, "error"),
-            STRICT_RUNTIMES,
+            concerned=case.named_runtimes_that_differ(STRICT_RUNTIMES, "error"),
+            affected=STRICT_RUNTIMES,
             cure=f'Write "{key}": {str(bool(value)).lower()}.',
         )

@@ -27,7 +27,11 @@ def report_tables_in_low_precision(case: Case) -> Iterator[Hit]:
             more_in_words = (
                 f" and {len(tables_in_words) - 1} more" if len(tables_in_words) > 1 else ""
             )
-            yield Hit(f"{path.name} stores {tables_in_words[0]}{more_in_words}", (), ALL_RUNTIMES)
+            yield Hit(
+                f"{path.name} stores {tables_in_words[0]}{more_in_words}",
+                concerned=(),
+                affected=ALL_RUNTIMES,
+            )
 
 
 @rule("PD036", "E")

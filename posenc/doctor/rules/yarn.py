@@ -35,8 +35,8 @@ def report_unread_attention_factor(case: Case) -> Iterator[Hit]:
                 yield Hit(
                     f"{name} has attention_factor {temperature:g}, yarn's own is "
                     f"{usual_temperature:.6g}; not read by {join_runtimes(affected_runtimes)}",
-                    case.named_and_known(affected_runtimes),
-                    affected_runtimes,
+                    concerned=case.named_and_known(affected_runtimes),
+                    affected=affected_runtimes,
                 )
 
 
@@ -49,8 +49,9 @@ def report_attn_factor(case: Case) -> Iterator[Hit]:
             yield Hit(
                 f"{name} has attn_factor {in_json_words(rope_dict['attn_factor'])}, which SGLang "
                 "multiplies into yarn's own temperature and the others do not read",
-                case.named_runtimes_that_differ(ALL_RUNTIMES, "multiplier", "scale"),
-                case.runtimes_that_differ(ALL_RUNTIMES, "multiplier", "scale") or ALL_RUNTIMES,
+                concerned=case.named_runtimes_that_differ(ALL_RUNTIMES, "multiplier", "scale"),
+                affected=case.runtimes_that_differ(ALL_RUNTIMES, "multiplier", "scale")
+                or ALL_RUNTIMES,
                 is_contradiction=case.meaning is None,
             )
 
@@ -72,7 +73,11 @@ def report_mscale_without_partner(case: Case) -> Iterator[Hit]:
             values_in_words = ", ".join(
                 f"{key} {in_json_words(rope_dict[key])}" for key in stated_keys
             )
-            yield Hit(f"{name} has {values_in_words}: half of a pair", (), ("mlx-lm", "llama.cpp"))
+            yield Hit(
+                f"{name} has {values_in_words}: half of a pair",
+                concerned=(),
+                affected=("mlx-lm", "llama.cpp"),
+            )
 
 
 @rule("PD041", "E")
@@ -90,8 +95,8 @@ def report_misread_mscale(case: Case) -> Iterator[Hit]:
                 f"{name} has mscale {in_json_words(rope_dict.get('mscale'))} and mscale_all_dim "
                 f"{in_json_words(rope_dict.get('mscale_all_dim'))}: another temperature in "
                 f"{join_runtimes(affected_runtimes)}",
-                case.named_and_known(affected_runtimes),
-                affected_runtimes,
+                concerned=case.named_and_known(affected_runtimes),
+                affected=affected_runtimes,
             )
 
 
@@ -107,15 +112,15 @@ def report_mscale_of_latent_attention(case: Case) -> Iterator[Hit]:
             yield Hit(
                 f"{name} has mscale {in_json_words(mscale)} and mscale_all_dim "
                 f"{in_json_words(mscale_all_dim)}",
-                (),
-                ALL_RUNTIMES,
+                concerned=(),
+                affected=ALL_RUNTIMES,
             )
         if rope_dict.get("attention_factor") == 1.0:
             yield Hit(
                 f"{name} has attention_factor 1.0: vLLM then leaves mscale_all_dim out of the "
                 "softmax scale",
-                (),
-                ("vllm",),
+                concerned=(),
+                affected=("vllm",),
             )
 
 
@@ -124,8 +129,11 @@ def report_unread_yarn_ramp(case: Case) -> Iterator[Hit]:
     """Report truncate false, beta_fast and beta_slow of a yarn, where a runtime does not read
     them."""
     for name, rope_dict in case.rope_dicts_of_type("yarn"):
-        betas = [rope_dict.get("beta_fast") or 32, rope_dict.get("beta_slow") or 1]
-        beta_fast, beta_slow = betas if all(isinstance(b, int | float) for b in betas) else (32, 1)
+        beta_fast = rope_dict.get("beta_fast") or 32
+        beta_slow = rope_dict.get("beta_slow") or 1
+        if not isinstance(beta_fast, int | float) or not isinstance(beta_slow, int | float):
+            # What is no number gives no ramp to speak of: the defaults keep this rule silent.
+            beta_fast, beta_slow = 32, 1
         if rope_dict.get("truncate", True) is False:
             affected_runtimes = case.runtimes_that_differ(ALL_RUNTIMES, "frequencies")
             why_incurable = ""
@@ -135,13 +143,13 @@ def report_unread_yarn_ramp(case: Case) -> Iterator[Hit]:
                 yield Hit(
                     f"{name} has truncate false, not read by "
                     f"{join_runtimes(affected_runtimes)}{why_incurable}",
-                    case.named_and_known(affected_runtimes),
-                    affected_runtimes,
+                    concerned=case.named_runtimes_that_differ(ALL_RUNTIMES, "frequencies"),
+                    affected=affected_runtimes,
                 )
         if (beta_fast, beta_slow) != (32, 1):
             yield Hit(
                 f"{name} has beta_fast {beta_fast:g} and beta_slow {beta_slow:g}, which llama.cpp "
                 "does not read",
-                case.named_runtimes_that_differ(("llama.cpp",), "frequencies"),
-                ("llama.cpp",),
+                concerned=case.named_runtimes_that_differ(("llama.cpp",), "frequencies"),
+                affected=("llama.cpp",),
             )
