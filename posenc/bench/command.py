@@ -392,7 +392,11 @@ def _cases_within_limits(
 
 def _least_seconds(case: "Case", rounds: _Rounds, thread_counts: Sequence[int]) -> float:
     """Return a lower bound of the seconds that a case takes, measured with all `thread_counts`: its
-    operations and calls on cores that are faster than any."""
+    operations and calls on cores that are faster than any.
+
+    That short calls run twice in a round, see `_expected_seconds`, is not counted: the bound stays
+    a lower one.
+    """
     seconds = 0.0
     for num_threads in thread_counts:
         num_rounds = rounds.min_rounds + 1

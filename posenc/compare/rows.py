@@ -112,8 +112,9 @@ class EqualTime:
     losses: by encoding and seed, bits per byte on validation text after `seconds`, from the curve
         of its training. A slower encoding is then not at the end of its steps, and its learning
         rate has not fallen: a schedule for its number of steps would give it a lower loss.
-    loss_ranges: the same at both bounds of its cost: (lowest, highest). An encoding that may not
-        have been validated by then is not in it.
+    loss_ranges: by encoding and seed, the lowest and the highest loss that `losses` may have, as
+        the cost of the encoding is known only within CostRatio's bounds. An encoding that may not
+        have been validated after `seconds` is left out.
     """
 
     step_seconds: Mapping[str, Sequence[float]]
@@ -135,7 +136,8 @@ class EqualTime:
         return self.ratio(encoding, other)
 
     def ratio(self, encoding: str, other: str) -> CostRatio:
-        """Return the same as `known_ratio` for two encodings that were both measured."""
+        """Return the seconds of a step of `encoding` divided by those of `other`. Both must have
+        been measured."""
         own_seconds = self.step_seconds[encoding]
         other_seconds = self.step_seconds[other]
         if encoding == other:

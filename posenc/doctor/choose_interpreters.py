@@ -269,14 +269,15 @@ def lengths_to_ask_at(source: Source, length: int | None) -> list[int]:
     """Return the lengths, in tokens, at which a runtime is asked: first the one to judge at, then
     those that show whether the frequencies change with the length."""
     try:
-        longest_length = meaning_of(source.config, length).max_length
+        meant_length = meaning_of(source.config, length).max_length
     except (UnknownFamilyError, ValueError):
-        longest_length = DEFAULT_LENGTH
+        meant_length = DEFAULT_LENGTH
         stated_length = source.config.get("max_position_embeddings")
         if (
             isinstance(stated_length, int)
             and not isinstance(stated_length, bool)
             and 0 < stated_length < 2**31
         ):
-            longest_length = stated_length
-    return [length or longest_length, SHORT_LENGTH, longest_length, 2 * longest_length]
+            meant_length = stated_length
+    # Without `length`, the runtime is judged at the meant one, which is then in the list twice.
+    return [length or meant_length, SHORT_LENGTH, meant_length, 2 * meant_length]

@@ -310,7 +310,9 @@ class Case:
         ):
             if rope_dict is None:
                 continue
-            dict_by_kind = {k: v for k, v in rope_dict.items() if isinstance(v, Mapping)}
+            dict_by_kind = {
+                kind: value for kind, value in rope_dict.items() if isinstance(value, Mapping)
+            }
             if not dict_by_kind:
                 yield name, rope_dict
             for kind, kind_dict in dict_by_kind.items():

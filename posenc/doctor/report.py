@@ -184,8 +184,10 @@ def _cells_of_runtime(case: Case, name: str) -> tuple[str, ...]:
         return (name, how_known, "refuses", "", "", "", longest_in_words)
     rotation_aspects = {"pairs", "frequencies", "layers"} & differing_aspects
     frequencies_verdict = "other" if rotation_aspects else "as meant"
-    layers = [] if _rotates_nothing(case, computed) else list(computed.rotations.values())
-    multipliers_in_words = ", ".join(dict.fromkeys(f"{layer.multiplier:.6g}" for layer in layers))
+    multipliers: list[str] = []
+    if not _rotates_nothing(case, computed):
+        multipliers = [f"{rotation.multiplier:.6g}" for rotation in computed.rotations.values()]
+    multipliers_in_words = ", ".join(dict.fromkeys(multipliers))
     scale_in_words = "" if computed.softmax_scale is None else f"{computed.softmax_scale:.6g}"
     return (
         name,
@@ -334,7 +336,7 @@ def _lines_of_measurement(computed: ComputedPositions, asked: RuntimeAnswer) -> 
         return [f"refuses: {refusal}"]
     if asked.why_unmeasured:
         return [f"not measured: {asked.why_unmeasured}"]
-    lines = [_rotation_in_words(kind, layer) for kind, layer in computed.rotations.items()]
+    lines = [_rotation_in_words(kind, rotation) for kind, rotation in computed.rotations.items()]
     if not lines:
         lines.append("no rotary module")
     if asked.softmax_scales:
@@ -376,7 +378,9 @@ def report_of_position_ids(
 ) -> Report:
     """Return how the position ids of a batch differ from those that a family's code makes.
 
-    notes: where the code of runtimes differs from the paper.
+    path: the file with the batch. differences: a line for each; none if they are the same. notes:
+    where the code of runtimes differs from the paper, with whose ids the batch is then compared.
+    family: its model_type.
     """
     makers = "the paper makes" if notes else f"the code of {family} makes"
     headline = f"{path}: position ids are as {makers} them."
@@ -531,7 +535,7 @@ def report_of_several(
 ) -> Report:
     """Return the reports about several files in one.
 
-    num_not_judged: how many of them are of families that posenc does not know.
+    reports: one for each path. num_not_judged: files whose families posenc does not know.
     """
     sections = []
     for path, report in zip(paths, reports, strict=True):

@@ -83,7 +83,8 @@ def run(options: Options) -> tuple[Report, int]:
     except NoRotationError as no_rotation:
         if not _only_judges(options):
             raise
-        return report_without_judgement(str(no_rotation), str(no_rotation)), 0
+        reason = str(no_rotation)
+        return report_without_judgement(reason, reason), 0
 
 
 def _run_on_rotating_model(options: Options, answers: RuntimeAnswers | None) -> tuple[Report, int]:

@@ -209,12 +209,12 @@ def extend(
             windows.document_of_token.numpy(),
             out_of_domain=out_of_domain,
         )
-        recommended, reason = judge()
+        recommended_method, reason = judge()
         short_documents = short_windows(
             windows, checkpoint.trained_length
         ).document_of_token.numpy()
         outcome = Outcome(
-            checkpoint, to, measured, recommended, reason, not_measured, short_documents
+            checkpoint, to, measured, recommended_method, reason, not_measured, short_documents
         )
         chosen_name = _method_to_export(outcome, method, options)
         if out is not None and chosen_name is not None:

@@ -121,6 +121,7 @@ def wavelength_chart(outcome: Outcome, unchanged_setting: RopeSetting) -> Chart:
     own. unchanged_setting: the setting of the unchanged model for the kind of layers to draw."""
     curves = {}
     for name, (variant, _) in outcome.measured.items():
+        # Those that need a special runtime change positions and keep the model's frequencies.
         if not variant.settings or variant.needs_special_runtime:
             continue
         setting = next(s for s in variant.settings if s.layer_type == unchanged_setting.layer_type)

@@ -115,7 +115,12 @@ def _rotary_builders(
     progress: Progress,
 ) -> VariantBuilders:
     """Return functions that build the variants with other frequencies or positions in rotary
-    layers."""
+    layers, by the variants' names.
+
+    target_length: the new length in tokens. method: the only one to build; None for all that need
+    no training. fitting_windows: the text on which a search measures frequencies; None if there is
+    no search.
+    """
     builders: VariantBuilders = {}
     for name in METHODS if method is None else {method} & METHODS.keys():
         if name != "none":
@@ -125,11 +130,12 @@ def _rotary_builders(
         builders["search"] = partial(
             _search_for_variant, checkpoint, target_length, fitting_windows, options, progress
         )
-    if method == DROPE:
+    if method == DROPE:  # only if it is named: without tuning, it is no candidate
         builders[DROPE] = partial(drope_variant, checkpoint, target_length)
     if method in (None, DUAL_CHUNK):
         for variant in position_maps(checkpoint, target_length):
             if method in (None, variant.name):
+                # Built already: making these three takes no time.
                 builders[variant.name] = lambda variant=variant: variant
     return builders
 

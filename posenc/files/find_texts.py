@@ -76,11 +76,11 @@ def find_text(patterns: Sequence[str]) -> TextSource:
                 f"{_why_no_file(pattern)}: {pattern}. --text takes files, folders and globs."
             )
     root = Path(os.path.commonpath([path.parent for path in paths]))
-    named_paths = sorted(
+    names_and_paths = sorted(
         (_decode_as_utf8(path.relative_to(root).as_posix()), path) for path in paths
     )
     name = ", ".join(_decode_as_utf8(Path(pattern).name or pattern) for pattern in patterns)
-    return TextSource(name, tuple(named_paths))
+    return TextSource(name, tuple(names_and_paths))
 
 
 def _why_no_file(pattern: str) -> str:

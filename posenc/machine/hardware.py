@@ -18,7 +18,8 @@ _SECONDS_PER_DAY = 86400
 
 
 def default_precision(device: str) -> str:
-    """Return "bfloat16" (autocast) if the hardware multiplies it, otherwise "float32"."""
+    """Return "bfloat16" (autocast) if the hardware multiplies it, otherwise "float32". For every
+    device but "cuda", the CPU decides."""
     if device == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     return "bfloat16" if cpu_multiplies_bfloat16() else "float32"

@@ -126,12 +126,12 @@ class Task(ABC):
 
     def train_batch(self, seed: int, step: int, batch_size: int, train_length: int) -> Batch:
         """Return the training batch of a step: `batch_size` sequences with lengths up to
-        `train_length`. The same arguments give the same sequences."""
+        `train_length`, in units of `length_unit`. The same arguments give the same sequences."""
         return self._draw_training_batch(_random_generator(seed, step), batch_size, train_length)
 
     def valid_batch(self, batch_size: int, train_length: int) -> Batch:
         """Return `batch_size` held-out sequences with the lengths of training, up to
-        `train_length`. The same arguments give the same sequences."""
+        `train_length`, in units of `length_unit`. The same arguments give the same sequences."""
         return self._draw_training_batch(
             _random_generator(_VALIDATION_KEY, train_length), batch_size, train_length
         )

@@ -223,13 +223,13 @@ def assert_inputs_need_no_gradient(make: Make) -> None:
     """Check that results and gradients stay the same if only the encoding's parameters require
     gradients, and q, k and v do not."""
 
-    def train(model: OneLayerModel, x: Tensor) -> list[Tensor]:
+    def run_with_frozen_inputs(model: OneLayerModel, x: Tensor) -> list[Tensor]:
         """Return outputs and gradients of a layer in which only the encoding's parameters require
         gradients."""
         model.attention.requires_grad_(False)
         return _outputs_and_gradients(model, x)
 
-    _assert_unchanged_in(make, train)
+    _assert_unchanged_in(make, run_with_frozen_inputs)
 
 
 def _assert_unchanged_in(make: Make, run_in_setting: RunInSetting) -> None:

@@ -46,7 +46,7 @@ def assert_decoding_matches_prefill(make: Make) -> None:
 
 def _three_pieces(length: int) -> list[int]:
     """Return the numbers of tokens of three calls that read `length` tokens together: a prompt, one
-    decoding step, and the rest. length: at least 3."""
+    decoding step, and the rest, which is empty for fewer than 6 tokens. length: at least 3."""
     third = length // 3
     return [length - third, 1, third - 1]
 

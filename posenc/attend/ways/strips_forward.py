@@ -67,8 +67,9 @@ class StripGroup(NamedTuple):
     shared: Strip | None
 
     def near_parts(self, strip: Strip) -> list[Strip]:
-        """Return the parts of a strip without the shared keys: the keys before and after them, if
-        there are any."""
+        """Return what is left of a strip without the shared keys: one part with the keys before
+        them and one with the keys after them, each only if it has keys. If no keys are shared, the
+        one part is the strip."""
         if self.shared is None:
             parts = [strip]
         else:

@@ -115,7 +115,7 @@ def _near_cell(name: str, seed_rows: Sequence[Row], places: Places) -> Value:
     if any(row.trial.train_length not in row.score_by_length for row in seed_rows):
         return None
     losses = [row.near.bits_per_byte for row in seed_rows if row.near.bits_per_byte is not None]
-    if len(losses) < len(seed_rows):
+    if len(losses) < len(seed_rows):  # the mean of some seeds is no mean of all
         reason = next(row.near.cannot for row in seed_rows if row.near.bits_per_byte is None)
         return Cell("cannot", note=f"{name}: {reason}")
     return Number(fmean(losses), format_spec=".3f")

@@ -40,9 +40,9 @@ def check_cost(
     yes: bool,
     local_workers: int | None = None,
 ) -> None:
-    """Refuse a study that needs more memory than is available, or, unless `yes`, whose steps take
-    more than a week at STEPS_PER_SECOND; `check_seconds` judges what was measured. Allocates
-    nothing itself.
+    """Refuse a study that needs more memory than is available, or, unless `yes`, whose steps would
+    take more than a week even at STEPS_PER_SECOND. Nothing is allocated or measured here; once
+    steps were timed, call `check_seconds` with the measured time.
 
     task_trials: one for each task.
     workers: trials at a time.

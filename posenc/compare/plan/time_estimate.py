@@ -127,7 +127,9 @@ def kind_of_trial(trial: "TrialConfig") -> str:
     encoding_and_task = (
         trial.encoding if trial.task == TEXT else f"{trial.encoding} on {trial.task}"
     )
-    chooses_rate = len(trial.test_lengths) == 1  # often in fewer steps
+    # Trials that choose a learning rate have the training length as their only test length. They
+    # often take fewer steps, so the kind names these.
+    chooses_rate = len(trial.test_lengths) == 1
     return f"{encoding_and_task}, {trial.steps:,} steps" if chooses_rate else encoding_and_task
 
 
@@ -307,7 +309,7 @@ class _TimedModel:
             _seconds_of_text_evaluation if is_on_text else _seconds_of_task_evaluation
         )
         self.test_seconds = seconds_of_evaluation(self.model, trial)
-        self.num_steps = float(trial.steps)
+        self.num_steps = float(trial.steps)  # tuning, added below, is no whole number of steps
         if trial.tune_steps and can_be_tuned(self.model):
             tokens_per_step = TUNE_BATCH * max(trial.test_lengths)
             cost_with_teacher = 4 / 3  # a forward pass more than forward and backward

@@ -46,8 +46,8 @@ def runtimes_that_answered(
 def _without_folded_share(meant: ComputedPositions, folded_share: float) -> ComputedPositions:
     """Return what is meant with each multiplier divided by `folded_share`, the part of it that was
     multiplied into the weights of q."""
-    layers = {
-        kind: LayerRotation(layer.inv_freq, layer.multiplier / folded_share)
-        for kind, layer in meant.rotations.items()
+    rotations = {
+        kind: LayerRotation(rotation.inv_freq, rotation.multiplier / folded_share)
+        for kind, rotation in meant.rotations.items()
     }
-    return replace(meant, rotations=layers)
+    return replace(meant, rotations=rotations)

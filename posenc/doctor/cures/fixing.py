@@ -79,10 +79,10 @@ class FixedCopy(NamedTuple):
     """What was written for a config.
 
     changes: a line for each changed key. doubts: guesses on which the copy rests. unread_numbers:
-    those that were left out, with their places. proved_runtimes: named ones, with their versions,
-    whose emulators compute from the copy what is meant. not_proved: named runtime -> why posenc
-    does not know what it computes. why_not_folded: why no temperature can be folded into the
-    weights; empty if one can.
+    those that were left out, with their places. proved_runtimes: named runtimes, with versions, for
+    which posenc's emulator computes the meant positions from the copy. not_proved: named runtime ->
+    why posenc does not know what it computes. why_not_folded: why no temperature can be folded into
+    the weights; empty if one can.
     """
 
     family: str
@@ -333,9 +333,9 @@ def _write_and_prove(
     )
 
 
-def _rotates_otherwise(layer: LayerRotation, meant: LayerRotation) -> bool:
+def _rotates_otherwise(rotation: LayerRotation, meant: LayerRotation) -> bool:
     """Return True if a kind of layer has other frequencies than are meant, or more or fewer."""
-    found_differences = differences_of_rotation(layer, meant, TOLERANCE)
+    found_differences = differences_of_rotation(rotation, meant, TOLERANCE)
     return any(difference.aspect in ("pairs", "frequencies") for difference in found_differences)
 
 
@@ -345,14 +345,14 @@ def _require_same_frequencies(
     """Raise ValueError if the copy, judged by itself, means other frequencies than the file: the
     doctor would then call what its runtimes misread "as meant". (Its multiplier may be another,
     where a temperature is folded into q.)"""
-    copied_layers = meaning_of(written_config, length).computed.rotations
-    for kind, layer in meaning.computed.rotations.items():
-        copied_layer = copied_layers.get(kind)
-        if copied_layer is None or _rotates_otherwise(copied_layer, layer):
+    copied_rotations = meaning_of(written_config, length).computed.rotations
+    for kind, meant_rotation in meaning.computed.rotations.items():
+        copied_rotation = copied_rotations.get(kind)
+        if copied_rotation is None or _rotates_otherwise(copied_rotation, meant_rotation):
             raise ValueError(
                 "no spelling that the named runtimes read says what the file means "
-                f"({len(layer.inv_freq)} rotated pairs): --fix writes nothing. Name those that "
-                "matter by --for, or write by hand what is meant."
+                f"({len(meant_rotation.inv_freq)} rotated pairs): --fix writes nothing. Name those "
+                "that matter by --for, or write by hand what is meant."
             )
 
 

@@ -148,7 +148,7 @@ class Compose(PositionEncoding):
                 e.claims.shared_parameters if differs_by_layer else dict(e.named_parameters())
             )
             for name in shared_names:
-                yield f"encodings.{i}.{name}"
+                yield f"encodings.{i}.{name}"  # the parameters are registered under `encodings`
 
     def reset_parameters(self) -> None:
         for e in self.members:
@@ -255,8 +255,7 @@ class Compose(PositionEncoding):
 
     def _tokens_for(self, member: PositionEncoding, tokens: Tokens) -> Tokens:
         """Return the tokens as `member` gets them: without a state that another member computed,
-        and at their true positions unless the member itself is a position map, which defines the
-        passes."""
+        and at their true positions, unless `member` is the position map that changes them."""
         if tokens.state is not None and member is not self._defining_member("state"):
             tokens = tokens.with_state(None)
         return tokens if member is self._defining_member("passes") else tokens.unmapped()

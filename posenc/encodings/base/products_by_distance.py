@@ -347,6 +347,8 @@ class ProductsByDistance(Term):
         return prepared
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: VisiblePairs | None) -> Scores:
+        """Return the scores of these rows and keys, plus their products with the vectors of their
+        distances."""
         q_vectors = None if self.q_vectors is None else self.q_vectors[:, :, rows]
         k_vectors = None if self.k_vectors is None else self.k_vectors[:, :, keys]
         if self.bands is not None:

@@ -14,9 +14,10 @@ that many pairs together. Chosen, not derived."""
 
 
 def num_warps_for(num_pairs: int) -> int:
-    """Return the number of warps, 1 to 4, of a program that rotates `num_pairs` pairs. Each of a
-    warp's 32 threads gets at least 8 pairs, so that 16-bit channels too are read 16 bytes at a
-    time."""
+    """Return the number of warps, 1 to 4, of a program that rotates `num_pairs` pairs, a power of
+    two. From 256 pairs on, each of a warp's 32 threads gets at least 8 pairs, so that 16-bit
+    channels too are read 16 bytes at a time."""
+    assert num_pairs & (num_pairs - 1) == 0, "Triton takes a power of two of warps"
     return max(1, min(4, num_pairs // 256))
 
 

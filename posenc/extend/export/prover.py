@@ -166,8 +166,12 @@ def prove(checkpoint: Checkpoint, folder: Path, prover: Prover, tokens: Tensor) 
 
 
 def _logits_change_by_frequency_error(model: Any, tokens: Tensor) -> float:
-    """Return the largest change of a logit if all frequencies are off by MAX_FREQUENCY_ERROR, plus
-    that if every second one is off in the other direction. The frequencies are restored."""
+    """Return the sum of two numbers: the largest change of a logit if all frequencies are too high
+    by the fraction MAX_FREQUENCY_ERROR, and the largest change if every second one is too low by
+    it instead. The model's frequencies are restored.
+
+    tokens: (1, length), the text that is read.
+    """
     frequencies = [inv_freq for inv_freq, _ in rotary_frequencies(model).values()]
     exact_frequencies = [inv_freq.clone() for inv_freq in frequencies]
     logits_change = 0.0

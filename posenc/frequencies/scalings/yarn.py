@@ -96,7 +96,7 @@ class YaRN(Scaling):
             attention_factor=attention_factor,
         )
 
-    def rope_parameters(self, rotary_dim) -> dict[str, Any]:
+    def rope_parameters(self, rotary_dim) -> dict[str, Any]:  # only longrope needs rotary_dim
         return {
             "factor": self.factor,
             "beta_fast": self.beta_fast,

@@ -371,6 +371,7 @@ def _refuse_unfit_encoding(
     reads tokens, not images or sound."""
     is_causal = all(call.causal for call in stack.attentions)
     has_effect = bool(encoding.claims.places)
+    # Without places, as NoPE, it only takes the model's own positions away, in any stack.
     if encoding.claims.causal_only and has_effect and not is_causal:
         raise ValueError(
             f"attach: {type(encoding).__name__} works in causal attention only, and "

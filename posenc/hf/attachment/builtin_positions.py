@@ -235,6 +235,7 @@ def mixes_packed_texts(model: Any, stack: Stack, example: dict[str, Any]) -> boo
     except Exception:  # the family's code stops at a packed row, and will in the user's call
         return False
     error = float((changed - original)[:, first_len:].abs().max() / original.abs().max())
+    # `not <=` instead of `>`, so that NaN counts as a change.
     return not error <= min(rounding_tolerance(model), _SMALLEST_EFFECT_OF_ORDER)
 
 

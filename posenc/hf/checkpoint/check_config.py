@@ -164,8 +164,9 @@ def _read_object(raw_config: dict[str, Any], key: str, path: Path) -> dict[str, 
 
 
 def _keys_by_layer_type(rotary_keys: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the rotary keys by layer type, without types that have none. Keys without layer types
-    count as those of full attention."""
+    """Return the rotary keys by layer type, without types that have none. If no key holds an object
+    of a layer type, all count as those of full attention; otherwise keys beside such objects are
+    left out."""
     nested_keys = {key: value for key, value in rotary_keys.items() if isinstance(value, dict)}
     by_layer_type = nested_keys or {FULL_ATTENTION: rotary_keys}
     return {key: parameters for key, parameters in by_layer_type.items() if parameters}

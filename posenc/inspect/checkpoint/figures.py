@@ -159,7 +159,7 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
             LARGEST_ROUNDING_DIFFERENCE,
         ),
         caption,
-        caption,  # without numbers: the digits of rounding differ between machines
+        description=caption,  # without numbers: the digits of rounding differ between machines
         name="changed-layers",
     )
 

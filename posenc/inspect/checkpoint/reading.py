@@ -253,12 +253,12 @@ def recorded_last_layers(model: Any) -> Iterator[list[tuple[int, Tensor]]]:
 
     Yields: a list that is filled with (length of the ModuleList, output), in the order of running.
     """
-    outputs: list[tuple[int, Tensor]] = []
+    counts_and_states: list[tuple[int, Tensor]] = []
 
     def record_output(count: int, module: nn.Module, inputs: Any, returned: Any) -> None:
         state = returned[0] if isinstance(returned, tuple) else returned
         if isinstance(state, Tensor):
-            outputs.append((count, state))
+            counts_and_states.append((count, state))
 
     module_lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
     handles = [
@@ -266,7 +266,7 @@ def recorded_last_layers(model: Any) -> Iterator[list[tuple[int, Tensor]]]:
         for module_list in module_lists
     ]
     try:
-        yield outputs
+        yield counts_and_states
     finally:
         for handle in handles:
             handle.remove()

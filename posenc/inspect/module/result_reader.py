@@ -50,8 +50,9 @@ class ResultReader:
         (logits by query and key) or values.
     meaning: what the numbers of the module are.
     axes: which tensors are read, and their axes of positions.
-    pairs: the channels that rotate together. Values have pairs only if heads, or queries and keys,
-        rotate different ones: then all that any of them rotates.
+    pairs: the pairs of channels that rotate together. A result is read as values although it
+        rotates if some heads, or queries and keys, rotate other pairs than the rest: `pairs` then
+        lists every pair that any of them rotates. Other values, and biases, have none.
     probe: the content of a token that shows positions best, (width); None for random content.
     """
 

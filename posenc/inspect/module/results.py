@@ -196,8 +196,10 @@ def worst_head_in_words(errors: Tensor) -> str:
 def count_distinct(
     kind: ResultKind, result: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[int, int]:
-    """Return how many positions (of a bias: distances, in the head with most) differ in their
-    values, and how many positions there are: (1000, 1024).
+    """Return how many different results the positions have, and how many positions there are.
+
+    (1000, 1024): 24 of 1,024 positions repeat the result of another one. Of a bias, the logits of
+    the last query are counted, in the head in which most of them differ, one for each distance.
 
     result: what ResultReader.read returns. dtype: compare after rounding to it.
     """

@@ -151,6 +151,7 @@ def as_loaded(answer: RuntimeAnswer, metadata: Metadata, length: int | None) -> 
     """
     computed = ComputedPositions(version=answer.version, asked=True)
     if answer.refusal:
+        # A refusal is an answer: it is known what llama.cpp does with the file.
         what_is_known = "no model" if answer.no_model else "yes"
         return replace(computed, error=answer.refusal, known=what_is_known)
     if answer.why_unmeasured:

@@ -104,8 +104,9 @@ def _divisors_that_stop_unrotated_pairs(
 
 
 def _log_multiplier_field(parameters: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """Return the key of latent attention's temperature; Mistral's class writes it ten times as
-    large as DeepSeek's."""
+    """Return {"log_multiplier": value}, the temperature of latent attention that the converter
+    writes; {} if the config has none or the architecture no such key. Mistral's class writes it
+    ten times as large as DeepSeek's."""
     mscale_all_dim = parameters.get("mscale_all_dim")
     if mscale_all_dim is None or architecture not in ("deepseek2", "deepseek32", "mistral3"):
         return {}

@@ -82,6 +82,8 @@ def runtime_and_version(text: str) -> tuple[str, str | None]:
 
 def is_recorded(runtime: str, version: str) -> bool:
     """Return True if facts of this version of a runtime are recorded."""
+    # Cut to as many numbers as the last release has, so that 5.9.1 is recorded if 5.9 is. For the
+    # first no cut is needed: 5.0.1 is above 5.0 as it is.
     first_numbers = version_numbers(RELEASES[runtime].first)
     last_numbers = version_numbers(RELEASES[runtime].last)
     numbers = version_numbers(version)

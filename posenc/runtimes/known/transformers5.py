@@ -127,11 +127,11 @@ def axial_rotation(rope_type: str, model: Model, head_dim: int, theta: float) ->
 
 def _refuse_null_head(rope_type: str, model: Model) -> None:
     """Raise RefusedError where a type's function multiplies a head_dim that is null. Those of
-    linear and llama3 replace it by the width of a head (modeling_rope_utils.py:180 and :638), the
-    others only one that is missing (:324, :415, :548)."""
+    linear and llama3 replace it by the width of a head (modeling_rope_utils.py:180 and :638 of the
+    release that was read), the others only one that is missing (:324, :415, :548)."""
     facts = model.transformers5_facts
     null_by_default = "head_dim" in facts.checked_keys.integers_or_null
-    value_if_missing = None if null_by_default else 0
+    value_if_missing = None if null_by_default else 0  # 0: any number, which is not null
     is_null = model.config.get("head_dim", value_if_missing) is None
     is_multiplied = facts.nulls.get("head_dim") == "multiplied"
     if is_null and is_multiplied and rope_type not in ("linear", "llama3"):
@@ -241,9 +241,11 @@ def rotation_of_own_module(p: Parameters, model: Model, length: int) -> LayerRot
 
 
 def why_width_stops(layer_rotation: LayerRotation, model: Model) -> str:
-    """Return why a forward pass stops where cos and sin are wider or narrower than what attention
-    rotates by them; empty if it runs. torch's error has other numbers in some families."""
-    width, required_width = 2 * len(layer_rotation.inv_freq), model.required_table_width
+    """Return the error of a forward pass if cos and sin have another number of channels than
+    attention rotates by them; "" if the pass runs. In some families, torch's own message has other
+    numbers."""
+    width = 2 * len(layer_rotation.inv_freq)
+    required_width = model.required_table_width
     if required_width is None or required_width % 2 or required_width == width:
         return ""
     return (
@@ -286,8 +288,8 @@ def _refuse_nulls_at_which_layers_stop(model: Model) -> None:
     """Raise RefusedError for a null with which building a layer stops. A rope dict with a key of
     that name takes its place."""
     rope_dict = model.config.get("rope_scaling") or model.config.get("rope_parameters") or {}
-    for key, meaning in model.transformers5_facts.nulls.items():
-        if meaning == "stops" and model.config.get(key, 1) is None and key not in rope_dict:
+    for key, effect in model.transformers5_facts.nulls.items():
+        if effect == "stops" and model.config.get(key, 1) is None and key not in rope_dict:
             raise RefusedError(f"TypeError: the class or its layers refuse {key} None")
 
 

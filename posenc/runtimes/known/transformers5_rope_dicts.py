@@ -162,8 +162,8 @@ def _resolve_nested(
 def _refuse_nulls(model: Model) -> None:
     """Raise RefusedError for null under a key that the class calculates with or looks into."""
     dicts = (model.config, model.config.get("rope_parameters") or {})
-    for key, meaning in model.transformers5_facts.nulls.items():
-        if meaning == "refused" and any(
+    for key, effect in model.transformers5_facts.nulls.items():
+        if effect == "refused" and any(
             key in dict_with_key and dict_with_key[key] is None for dict_with_key in dicts
         ):
             raise RefusedError(f"TypeError: {key} is None")

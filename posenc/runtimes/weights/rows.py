@@ -99,7 +99,7 @@ SIDE_OF_NORM = {
     "key_layernorm": "k",
 }
 """Names of a normalisation of q or k -> which of them."""
-KINDS_WITHOUT_ATTENTION = ("linear_attention", "mamba", "conv", "recurrent")
+KINDS_THAT_NEVER_ROTATE = ("linear_attention", "mamba", "conv", "recurrent")
 """Kinds of layers that have no queries and keys which rotate."""
 GATED_FAMILIES = ("qwen3_next", "qwen3_5", "qwen4_exp")
 """Families whose q_proj has a gate of the output behind the query of each head."""
@@ -209,12 +209,13 @@ def check_and_describe_weights(folder: Path, model: Model) -> str:
 
 def require_rows_in_all_layers(rows: list[RotatedRows], model: Model, side: str) -> None:
     """Raise ValueError if a layer that rotates has no rows of this side, "q" or "k"."""
-    layers_found = {r.layer for r in rows if side in r.side and not r.is_norm}
-    layers_without_attention = {
-        i for i, kind in enumerate(model.layer_types) if kind in KINDS_WITHOUT_ATTENTION
+    sides_with_it = (side, "qk")  # "qk": packed in one tensor
+    layers_found = {r.layer for r in rows if r.side in sides_with_it and not r.is_norm}
+    layers_that_never_rotate = {
+        i for i, kind in enumerate(model.layer_types) if kind in KINDS_THAT_NEVER_ROTATE
     }
     layers_needed = (
-        set(range(model.num_layers)) - set(model.without_rotation) - layers_without_attention
+        set(range(model.num_layers)) - set(model.without_rotation) - layers_that_never_rotate
     )
     missing_layers = sorted(layers_needed - layers_found)
     if missing_layers:

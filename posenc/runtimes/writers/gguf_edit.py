@@ -155,10 +155,12 @@ def _edit_that_keeps_scaling(
     values_present = {
         name: getattr(meta, name) for name in SCALING_KEYS if name in meta.given_fields
     }
+    # _edit_of_keys needs attn_factor, and leaves a 1 out that the file does not have.
     edit = _edit_of_keys(
         meta, {**new_values, "attn_factor": meta.attn_factor, **values_present}, None
     )
     try:
+        # The edit leaves the scaling as it is: the file says how that changes with the context.
         switches_alike = compute_from_metadata(meta, None).switch == wanted_positions.switch
         return (
             edit
@@ -217,18 +219,25 @@ def _nearly_equal(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
 def _edit_of_keys(
     meta: Metadata, new_values: dict[str, Any], divisors: tuple[float, ...] | None
 ) -> Edit:
+    """Return the edit after which the file has these values, "attn_factor" among them, and of
+    SCALING_KEYS no others; values that the file has already are left out.
+
+    divisors: the new rope_freqs.weight; None to leave the file's tensors.
+    """
     if new_values["attn_factor"] == 1 and "attn_factor" not in meta.given_fields:
         new_values.pop("attn_factor")
     dropped_fields = tuple(
         name for name in SCALING_KEYS if name in meta.given_fields and name not in new_values
     )
     new_values = {
-        k: v for k, v in new_values.items() if k not in meta.given_fields or getattr(meta, k) != v
+        name: value
+        for name, value in new_values.items()
+        if name not in meta.given_fields or getattr(meta, name) != value
     }
     lines = [_key_line(meta, name, value) for name, value in new_values.items()]
     lines += [
-        f"- {meta.architecture}.{KEY_OF_FIELD[k]}: {_as_text(getattr(meta, k))}"
-        for k in dropped_fields
+        f"- {meta.architecture}.{KEY_OF_FIELD[name]}: {_as_text(getattr(meta, name))}"
+        for name in dropped_fields
     ]
     lines += _tensor_lines(meta, divisors)
     return Edit(new_values, dropped_fields, divisors, tuple(lines))
@@ -305,9 +314,9 @@ def _copy_edited(file: BinaryIO, header: Header, edit: Edit, target: BinaryIO) -
     architecture = header.fields["general.architecture"].value
     changed_fields = {*edit.dropped_fields, *edit.new_values}
     removed_keys = {
-        f"{architecture}.{keys[n]}"
+        f"{architecture}.{keys[field_name]}"
         for keys in (KEY_OF_FIELD, OLD_KEY_OF_FIELD)
-        for n in changed_fields & keys.keys()
+        for field_name in changed_fields & keys.keys()
     }
     kept_fields = [
         kept_field for kept_field in header.fields.values() if kept_field.name not in removed_keys

@@ -73,12 +73,16 @@ def candidate_settings(meaning: Meaning, may_fold: bool) -> Iterator[Candidate]:
     plain_dicts = _plain_rope_if_equal(meaning)
     if plain_dicts is not None:
         yield Candidate("the base and nothing else, in both dialects", plain_dicts)
-    if all(p["rope_type"] in ("default", "linear", "llama3", "yarn") for p in own_dicts.values()):
+    both_dialects_know_types = all(
+        p["rope_type"] in ("default", "linear", "llama3", "yarn") for p in own_dicts.values()
+    )
+    if both_dialects_know_types:
         yield Candidate("the same settings in both dialects", own_dicts)
     if any(p.get(key) is not None for p in own_dicts.values() for key in KEYS_BEYOND_FREQUENCIES):
         return  # they are read with these types only
     if set(meaning.parameters) != {"all"} or meaning.model.is_mla:
-        yield Candidate("the same settings in both dialects", own_dicts)
+        if not both_dialects_know_types:  # else it was yielded above
+            yield Candidate("the same settings in both dialects", own_dicts)
         longrope_dicts = _longrope_per_kind(meaning, own_dicts)
         yield Candidate("longrope with short = long per kind, in both dialects", longrope_dicts)
         return
@@ -94,8 +98,7 @@ def _candidates_where_all_layers_rotate_alike(
 
     own_dict: the config's rope dict without keys at their defaults.
     may_fold: yield also settings that leave a share of the multiplier of cos and sin to the weights
-    of
-        q.
+        of q.
     """
     rotation = meaning.computed.rotations["all"]
     p = meaning.parameters["all"]

@@ -147,9 +147,11 @@ def measure_rotation(module, length):
     """Return `inv_freq`, `multiplier` and `interleaved` of a rotary module in a text of `length`
     tokens.
 
-    Of each unit vector, a step of one position shows the partner, and then of all first channels at
-    once the angle, so that slow pairs are as exact as fast ones. At position 0 a unit vector is as
-    long as the multiplier says.
+    Each unit vector, rotated by one position, shows which channel is its pair's other one. Then the
+    first channels of all pairs are set to 1 and rotated at once, which shows by what angle each
+    pair turns from position 0 to 1: in a text of two tokens, or, if these angles do not lead to
+    those at the last position, because they depend on the length, in a text of `length` tokens. At
+    position 0, the length of a rotated unit vector is the multiplier.
     """
     import mlx.core as mx
 

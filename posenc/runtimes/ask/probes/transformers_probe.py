@@ -453,11 +453,11 @@ def why_rotating_stops(attentions, rotations):
 
 
 def why_width_stops(module, function, width):
-    """Return the error of `function`, which rotates, for queries with as many channels as `module`
-    rotates, and cos and sin of `width` channels; "" if there is none.
+    """Call a function that rotates queries, and return its error as text if cos and sin have
+    `width` channels, and the queries the other number that `module` rotates; "" if it runs.
 
-    The module's number of rotated channels must be known. The function is called with zeros, in a
-    way in which it runs for as many channels as cos and sin have; "" if no such way is found.
+    Everything passed is zeros. The arguments are those with which the function runs if the queries
+    have `width` channels too; "" if none are found. rotated_channels(module) must not be None.
     """
     num_rotated = rotated_channels(module)
     if num_rotated == width:
