@@ -226,7 +226,7 @@ def changed_rotary_keys(
         merged_config.pop("rope_scaling", None)  # loading moved it into rope_parameters
     elif runtime in export.recipe.misreadings:
         raise ValueError(export.recipe.misreadings[runtime])
-    if not emulate(merged_config, names=[runtime])[runtime].is_known:
+    if not emulate(merged_config, runtimes=[runtime])[runtime].is_known:
         raise ValueError("it has no such model")
     if not what_changes_with_length(export.meaning):
         reason_by_runtime = reasons_for_disagreement(
