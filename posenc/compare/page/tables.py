@@ -109,11 +109,12 @@ def _rows_in_order(study: Study, places: Places, by_name: Mapping[str, Sequence[
 def _near_cell(name: str, seed_rows: Sequence[Row], places: Places) -> Value:
     """Return the cell of a row's mean loss at the training length, with its verdict if it is
     judged."""
+    # A row that is only read in another way is judged near as the row that was trained.
     judged_name = places.near_row_of.get(name, name)
     if places.near is not None and judged_name in places.near.order:
         return _judged_cell(places.near, judged_name)
     if any(row.trial.train_length not in row.score_by_length for row in seed_rows):
-        return None
+        return None  # this way of reading was not tested at the training length
     losses = [row.near.bits_per_byte for row in seed_rows if row.near.bits_per_byte is not None]
     if len(losses) < len(seed_rows):  # the mean of some seeds is no mean of all
         reason = next(row.near.cannot for row in seed_rows if row.near.bits_per_byte is None)

@@ -278,11 +278,11 @@ class _Proof:
                 )
             )
             step_arguments = arguments_for_next_step(self.model, step_outputs[-1].model_output)
-        positions_by_layer = zip(*(step.positions for step in step_outputs), strict=True)
+        positions_by_layer = zip(*(output.positions for output in step_outputs), strict=True)
         joined_positions = [
             torch.cat(layer_positions, dim=1) for layer_positions in positions_by_layer
         ]
-        hidden = torch.cat([step.hidden_states for step in step_outputs], dim=1)
+        hidden = torch.cat([output.hidden_states for output in step_outputs], dim=1)
         return StackOutput(hidden, joined_positions, step_outputs[0].causal, None)
 
     def read_through_static_cache(
