@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from published_trials import read_rows
 from refused import check_file, refusing
 from tables import write_table
 
@@ -36,7 +37,6 @@ from posenc.compare import results
 from posenc.compare.judge.judgement import TIED, DriftOfLeads, choose
 from posenc.compare.judge.near_far import far_loss, places_of
 from posenc.compare.judge.standing import MARGIN
-from posenc.compare.reports.published_trials import read_rows
 from posenc.compare.results import TrialResult
 from posenc.compare.rows import rows_of
 

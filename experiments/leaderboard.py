@@ -22,6 +22,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+from published_trials import PublishedTrial, read_rows, study_of
 from refused import check_file, check_runs, refusing
 from rows import add_rows, rows_of
 
@@ -33,7 +34,6 @@ from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.learning_rate_search import rate_trials
 from posenc.compare.plan.plan import make_plan, with_text
 from posenc.compare.reports.leaderboard import PUBLISHED_FOLDER, TASKS_FILE
-from posenc.compare.reports.published_trials import PublishedTrial, read_rows, study_of
 from posenc.compare.reports.report_runs import joined_by_slashes, recipe_values_of
 from posenc.compare.results import Study
 from posenc.compare.run_study import STUDY_FILE, run_study

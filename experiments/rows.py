@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from posenc.compare.reports.published_trials import PublishedTrial, read_rows
+from published_trials import PublishedTrial, read_rows
+
 from posenc.compare.results import Study
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import make_folder

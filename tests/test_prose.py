@@ -9,8 +9,7 @@ from markdown_it import MarkdownIt
 
 import posenc
 from posenc.compare.judge.standing import standing_of_tasks
-from posenc.compare.reports.leaderboard_answer import which_for_what
-from posenc.compare.reports.published_trials import published_studies
+from tests.experiment import experiment
 from tests.test_numbers import (
     MARKS,
     ROOT,
@@ -24,8 +23,11 @@ from tests.test_numbers import (
     trained,
     turned,
 )
+from tests.test_readme import load_script
 
 pytestmark = pytest.mark.prose
+published_studies = experiment("published_trials").published_studies
+which_for_what = load_script("leaderboard_answer").which_for_what
 TEXTS = "code", "novel"
 OTHERS = "ALiBi", "CABLE", "Kazemnejad,_copy", "Kazemnejad,_reverse"
 

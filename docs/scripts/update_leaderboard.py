@@ -4,17 +4,19 @@ both languages; run by `make readme`."""
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from leaderboard_answer import facts_of_leaderboard
 
 from posenc.compare.judge.answer import conclude
 from posenc.compare.judge.near_far import near_and_far
 from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks
 from posenc.compare.judge.summary import summarise_tasks
 from posenc.compare.page.figures import task_plots
-from posenc.compare.reports import leaderboard, published_trials
-from posenc.compare.reports.leaderboard_answer import facts_of_leaderboard
+from posenc.compare.reports import leaderboard
 from posenc.compare.results import Study
 from posenc.files.atomic import write_atomically
 from posenc.files.sealed_json import seal
@@ -22,6 +24,9 @@ from posenc.report.drawing import write_svg
 from posenc.tasks.registry import TASKS, TEXT
 
 DOCS = Path(__file__).parents[1]
+sys.path.append(str(DOCS.parent / "experiments"))
+import published_trials  # noqa: E402 - lies in experiments/
+
 FIGURE = "every-trial"
 START, END = "<!-- leaderboard: written by make readme -->\n", "<!-- end of leaderboard -->"
 HEADERS = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import combinations, permutations
@@ -36,12 +37,14 @@ from posenc.compare.judge.standing import (
 )
 from posenc.compare.judge.summary import has_learned, shown_score
 from posenc.compare.plan.equal_tuning import CHOICES_FILE, RecordedChoices
-from posenc.compare.reports import published_trials
 from posenc.compare.reports.leaderboard import PUBLISHED_FOLDER
 from posenc.compare.results import RateCheck, Study, TrialResult
 from posenc.tasks.registry import TASKS, TEXT
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "experiments"))
+import published_trials  # noqa: E402 - lies in experiments/
+
 TITLES = {
     "nope": "NoPE",
     "rope": "RoPE",

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pytest
 
-from posenc.compare.reports.published_trials import read_rows
 from posenc.compare.reports.report_runs import report_runs
 from posenc.compare.results import FORMAT, LengthScore, Study, Timing, TrialResult
 from posenc.compare.run_study import check_out_folder
@@ -26,7 +25,10 @@ from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.model_folder import read_safetensors_header
 from posenc.runtimes.files.source import load
 from tests.doctor.test_gguf_hostile import ARRAY, SOUND, STRING, U32, header, text
+from tests.experiment import experiment
 from tests.files.test_hostile_writers import TRIAL
+
+read_rows = experiment("published_trials").read_rows
 
 
 def result(path):

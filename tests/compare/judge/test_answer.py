@@ -9,13 +9,14 @@ import pytest
 
 from posenc.compare.judge.answer import answer, answer_and_choices, conclude, limits_in_words
 from posenc.compare.page.numbers import facts_of
-from posenc.compare.reports import published_trials
 from posenc.compare.results import RateCheck, RateTried, TrainingPoint, TrialResult
 from posenc.compare.scores import PositionScore
 from posenc.tasks.registry import TEXT
 from tests.compare.judge.test_standing import RESULTS, of_tasks
 from tests.compare.judge.test_summary import TRIAL, result, seeds, study
+from tests.experiment import experiment
 
+published_trials = experiment("published_trials")
 FAR = "on the last 128 of 512 bytes"
 
 

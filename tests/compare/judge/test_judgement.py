@@ -27,12 +27,14 @@ from posenc.compare.judge.judgement import (
 )
 from posenc.compare.judge.near_far import Places, far_loss, places_of
 from posenc.compare.judge.sentences import _sentence_on_breaking
-from posenc.compare.reports import published_trials
 from posenc.compare.results import Study
 from posenc.compare.rows import rows_of
 from posenc.statistics.seed_intervals import Gap
 from posenc.tasks.registry import TEXT
 from tests.compare.judge.test_context_use import rows_with, scores_of_model
+from tests.experiment import experiment
+
+published_trials = experiment("published_trials")
 
 RESULTS = Path(__file__).parents[3] / "results"
 SPREADS = (0.015, 0.018)

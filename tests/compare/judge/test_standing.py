@@ -23,7 +23,6 @@ from posenc.compare.judge.standing import (
 )
 from posenc.compare.judge.summary import summarise
 from posenc.compare.page.report import report_of
-from posenc.compare.reports import published_trials
 from posenc.compare.results import CaseScore, LengthScore, Study
 from posenc.report.report import cell_text, measured_value
 from posenc.statistics.seed_intervals import PairwiseComparison
@@ -31,7 +30,9 @@ from posenc.tasks.registry import TEXT
 from tests.compare.judge.test_summary import TRIAL, result, seeds, study
 from tests.compare.test_tasks import result as task_result
 from tests.compare.test_tasks import study_of
+from tests.experiment import experiment
 
+published_trials = experiment("published_trials")
 RESULTS = Path(__file__).parents[3] / "results"
 WHOLE = [
     *seeds("t5", (2.0, 2.0, 2.0)),

@@ -13,14 +13,17 @@ from posenc.compare import run_study as studies
 from posenc.compare.options import Options
 from posenc.compare.page.report import report_of
 from posenc.compare.plan.plan import make_plan
-from posenc.compare.reports import leaderboard, published_trials, report_runs
+from posenc.compare.reports import leaderboard, report_runs
 from posenc.files.sealed_json import HASH_KEY
 from posenc.report.report import as_json, cell_text
 from tests.compare.judge.test_answer import six
 from tests.compare.judge.test_standing import of_tasks
 from tests.compare.judge.test_summary import result, study
 from tests.compare.reports.test_reports import on_disk, whole
+from tests.experiment import experiment
 from tests.test_numbers import rank
+
+published_trials = experiment("published_trials")
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from posenc.compare.page.numbers import csv_text
 from posenc.compare.page.report import report_of, show_report
-from posenc.compare.reports.published_trials import PublishedTrial, read_rows
 from posenc.compare.reports.report_runs import _read_study, merge_runs, report_runs
 from posenc.compare.results import RateCheck, RateTried, Study, with_labels
 from posenc.compare.reuse import reuse_trials
@@ -25,6 +24,10 @@ from tests.compare.judge.test_summary import study as text_study
 from tests.compare.reports.test_reports import on_disk, whole
 from tests.compare.test_tasks import result as task_result
 from tests.compare.test_tasks import study_of
+from tests.experiment import experiment
+
+published_trials = experiment("published_trials")
+PublishedTrial, read_rows = published_trials.PublishedTrial, published_trials.read_rows
 
 ODD: tuple[Any, ...] = (
     0,

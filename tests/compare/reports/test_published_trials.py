@@ -11,8 +11,6 @@ import pytest
 
 from posenc.command_line.errors import Stopped
 from posenc.compare.defaults import ALL_TASKS
-from posenc.compare.reports import published_trials
-from posenc.compare.reports.published_trials import read_rows, study_of
 from posenc.compare.results import (
     CaseScore,
     CorpusInfo,
@@ -29,6 +27,8 @@ from tests.compare.test_tasks import study_of as study
 from tests.experiment import experiment
 
 ROOT = Path(__file__).parents[3]
+published_trials = experiment("published_trials")
+read_rows, study_of = published_trials.read_rows, published_trials.study_of
 add_rows, rows_of = experiment("rows").add_rows, experiment("rows").rows_of
 SEEDS = (0, 1, 2)
 INFO = CorpusInfo("a book", "none", 1, 900, 50, 50, "by contiguous stretches")

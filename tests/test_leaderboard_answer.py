@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
-from posenc.compare.reports.leaderboard_answer import _seconds_on_tasks, which_for_what
 from posenc.compare.results import Timing
 from tests.compare.judge.test_standing import of_tasks
 from tests.compare.judge.test_summary import result, study
+from tests.test_readme import load_script
+
+script = load_script("leaderboard_answer")
+_seconds_on_tasks, which_for_what = script._seconds_on_tasks, script.which_for_what
 
 SEEDS = (0, 1, 2)
 NOISE = ((0.001, 0.0, -0.001), (-0.001, 0.001, 0.0), (0.0, -0.001, 0.001))
