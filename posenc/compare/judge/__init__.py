@@ -1,1 +1,1 @@
-"""From results to what may be said: who is first, what the seeds tell, what others found."""
+"""From results to what may be said: who is first, how sure, and what the study cannot say."""

@@ -1,1 +1,1 @@
-"""What a reader sees: the page, figures, tables on the terminal, progress, events."""
+"""A study for readers and programs: page, tables on the terminal, figures, JSON, CSV."""
