@@ -49,7 +49,6 @@ from posenc.encodings.queries_keys.repo import RePo as RePo
 from posenc.encodings.queries_keys.rnope import RNoPE as RNoPE
 from posenc.encodings.queries_keys.rope import RoPE as RoPE
 from posenc.encodings.queries_keys.rotate import convert_layout as convert_layout
-from posenc.encodings.queries_keys.rove import RoVE as RoVE
 from posenc.encodings.queries_keys.xpos import XPos as XPos
 from posenc.encodings.registry import create as create
 from posenc.encodings.registry import names as names
@@ -65,6 +64,7 @@ from posenc.encodings.scores.kerple import Kerple as Kerple
 from posenc.encodings.scores.sandwich import Sandwich as Sandwich
 from posenc.encodings.scores.t5 import T5Bias as T5Bias
 from posenc.encodings.scores.transformer_xl import TransformerXL as TransformerXL
+from posenc.encodings.values.rove import RoVE as RoVE
 from posenc.encodings.values.shaw import Shaw as Shaw
 from posenc.frequencies.scalings.registry import *  # noqa: F403 - all of them are public
 from posenc.masks import Mask as Mask

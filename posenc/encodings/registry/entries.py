@@ -77,7 +77,7 @@ _ENTRIES: dict[str, Entry] = {
     "fope": Entry(f"{_QUERIES_KEYS_PACKAGE}.fope:FoPE", "reference"),
     "pope": Entry(f"{_QUERIES_KEYS_PACKAGE}.pope:PoPE", "golden"),
     "repo": Entry(f"{_QUERIES_KEYS_PACKAGE}.repo:RePo", "reference"),
-    "rove": Entry(f"{_QUERIES_KEYS_PACKAGE}.rove:RoVE", "golden", {"interleaved": False}),
+    "rove": Entry("posenc.encodings.values.rove:RoVE", "golden", {"interleaved": False}),
     "logn": Entry(f"{_QUERIES_KEYS_PACKAGE}.query_temperature:LogN", "reference"),
     "llama4_temperature": Entry(
         f"{_QUERIES_KEYS_PACKAGE}.query_temperature:Llama4Temperature", "reference"

@@ -13,8 +13,8 @@ from posenc.encodings.embeddings.sinusoidal import Sinusoidal
 from posenc.encodings.numerics import slopes_and_buckets as bias_numbers
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rotate import rotate
-from posenc.encodings.queries_keys.rove import RoVE
 from posenc.encodings.scores.alibi import ALiBi
+from posenc.encodings.values.rove import RoVE
 
 WRONG = Claims(places=(3,), source="nobody, 2026", causal_only=True)
 
