@@ -18,9 +18,9 @@ from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.files.source import Source
 from posenc.runtimes.known import RELEASES, RUNTIMES, emulate
 from posenc.runtimes.known.llama_cpp import compute_from_metadata
-from posenc.runtimes.known.params_files import emulate_params_file
 from posenc.runtimes.known.registry import unrecorded_version
 from posenc.runtimes.known.releases import is_recorded
+from posenc.runtimes.known.vendor_files import emulate_vendor_file
 from posenc.runtimes.meaning import Meaning, UnknownFamilyError, meaning_of, require_known_family
 from posenc.runtimes.position_record import PositionRecord, record_of, record_of_meaning
 
@@ -161,7 +161,7 @@ class Case:
         if self.source.spelling == "transformers":
             answers = emulate(served_config, self.length, versions=self.versions)
         else:
-            answers = emulate_params_file(
+            answers = emulate_vendor_file(
                 served_config, self.source.spelling, self.length, self.versions
             )
         return {name: computed.with_stop_as_refusal for name, computed in answers.items()}

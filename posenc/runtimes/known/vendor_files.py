@@ -28,7 +28,7 @@ SPELLINGS_OPENED_BY_VLLM = ("mistral", "speculators")
 others, llama.cpp's converter opens Mistral's by --mistral-format (conversion/mistral.py)."""
 
 
-def emulate_params_file(
+def emulate_vendor_file(
     config: Mapping[str, Any],
     spelling: str,
     length: int | None = None,
