@@ -452,7 +452,7 @@ def _require_config(source: Source, option_name: str) -> None:
 def _compare_positions(case: Case, path: Path) -> tuple[Report, int]:
     """Return how the position ids of the batch in a JSON file differ from those that the family's
     code makes, and the exit code: 1 if they differ."""
-    from posenc.runtimes.check_position_ids import compare_position_ids
+    from posenc.doctor.check_position_ids import compare_position_ids
 
     _require_config(case.source, "--positions")
     with path_in_errors(path):

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
+from posenc.doctor.check_position_ids import compare_position_ids
 from posenc.doctor.command import Options
-from posenc.runtimes.check_position_ids import compare_position_ids
 from posenc.runtimes.config_model import model_of
 from posenc.runtimes.meaning import UnknownFamilyError
 from tests.doctor.judging import run
