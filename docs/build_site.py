@@ -35,7 +35,6 @@ ELSEWHERE = {
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
     "results/LOG.md": "log.md",
-    "posenc/keras/README.md": "keras.md",
 }
 """Pages that lie outside of docs, and what they are called in the site."""
 EXPLORER = ROOT / "posenc/explore/explore.html"

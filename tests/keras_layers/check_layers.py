@@ -22,7 +22,7 @@ from tests.keras_layers.common import (
     some_tokens,
 )
 
-README = Path(pk.__file__).parent / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/keras.md"
 
 LAYERS = {
     "sinusoidal": lambda: pk.SinusoidalPositionEncoding(base=50.0, order="fairseq", padding_idx=1),
@@ -333,11 +333,11 @@ def test_gradients_reach_every_weight_and_are_finite():
         assert (new != old).any(), weight.path
 
 
-def test_readme_runs_and_its_classifier_learns(tmp_path, monkeypatch):
+def test_the_page_runs_and_its_classifier_learns(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     scope: dict = {}
-    exec(compile(code, str(README), "exec"), scope)
+    exec(compile(code, str(PAGE), "exec"), scope)
     assert scope["accuracy"] > 0.95
     loaded = keras.models.load_model("classifier.keras")
     some = scope["x"][:4]
