@@ -1,4 +1,4 @@
-"""Write posenc/runtimes/vectors/*.json, the conformance vectors.
+"""Write posenc/runtimes/conformance.json, the conformance vectors.
 
 python docs/scripts/update_vectors.py
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "posenc/runtimes/vectors"
+FILE = ROOT / "posenc/runtimes/conformance.json"
 FROM_VENDORS = {
     "plain": "llama-2-7b llama-3-8b codellama-34b yi-34b-200k mistral-7b-v0.1 mistral-nemo "
     "mixtral-8x7b qwen1.5-7b qwen3-0.6b gemma-2b gemma-2-9b starcoder2-3b olmo-2-7b "
@@ -130,9 +130,8 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     from posenc.runtimes.conformance import FORMAT_VERSION, frequencies
 
-    FOLDER.mkdir(exist_ok=True)
-    for group, configs in groups().items():
-        lines = []
+    lines = []
+    for group, configs in sorted(groups().items()):
         for name, config in configs.items():
             lengths: tuple[int | None, ...] = (None,)
             if frequencies(config)["switch"] != "static":
@@ -140,16 +139,14 @@ def main() -> None:
             for length in lengths:
                 vector = {
                     "name": name if length is None else f"{name}, {length} tokens",
+                    "group": group,
                     "config": config,
                     "length": length,
                     "expected": frequencies(config, length),
                 }
                 lines.append(json.dumps(vector))
-        text = ",\n".join(lines)
-        path = FOLDER / f"{group.replace(' ', '_')}.json"
-        path.write_text(
-            f'{{"version": {FORMAT_VERSION}, "vectors": [\n{text}\n]}}\n', encoding="utf-8"
-        )
+    text = ",\n".join(lines)
+    FILE.write_text(f'{{"version": {FORMAT_VERSION}, "vectors": [\n{text}\n]}}\n', encoding="utf-8")
 
 
 if __name__ == "__main__":

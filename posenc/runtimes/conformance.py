@@ -12,7 +12,7 @@ from posenc.runtimes.meaning import is_length, meaning_of
 from posenc.runtimes.position_record import record_of_meaning
 
 FORMAT_VERSION = 1
-"""Of the format of vectors/*.json; it changes when programs that read them must change."""
+"""Of the format of conformance.json; it changes when programs that read them must change."""
 LAYOUT_NAMES = {True: "interleaved", False: "half-split", None: None}
 
 
@@ -73,11 +73,9 @@ def frequencies(config: Mapping[str, Any], length: int | None = None) -> dict[st
 
 
 def vectors() -> Iterator[dict[str, Any]]:
-    """Yield every conformance vector: `name`, `config`, `length` and `expected`, which is what
-    `frequencies(config, length)` gives."""
-    for path in sorted(
-        resources.files("posenc.runtimes").joinpath("vectors").iterdir(), key=lambda p: p.name
-    ):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        assert content["version"] == FORMAT_VERSION, path
-        yield from content["vectors"]
+    """Yield every conformance vector: `name`, `group` (such as "yarn"), `config`, `length` and
+    `expected`, which is what `frequencies(config, length)` gives."""
+    file = resources.files("posenc.runtimes").joinpath("conformance.json")
+    content = json.loads(file.read_text(encoding="utf-8"))
+    assert content["version"] == FORMAT_VERSION
+    yield from content["vectors"]

@@ -34,7 +34,7 @@ WANTED = (
     PAGE,
     "posenc/runtimes/families.json",
     "posenc/runtimes/known/vllm.json",
-    "posenc/runtimes/vectors/yarn.json",
+    "posenc/runtimes/conformance.json",
     "posenc/doctor/pages/PD001.md",
     "posenc/report/html_page.css",
 )
