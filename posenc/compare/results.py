@@ -333,6 +333,23 @@ class RateCheck(Record):
         """Return the loss with the rates of all and the usual setting; None if not tried."""
         return None if self.plain_at is None else self.tried[self.plain_at].bits
 
+    @property
+    def one_rate_bits(self) -> float | None:
+        """Return the loss with the usual setting and one learning rate for all parameters, that of
+        the recipe; None if not tried. Without tables of its own an encoding has just one rate, and
+        of its usual setting nothing else was tried."""
+        if self.plain_at is None:
+            return None
+        plain = self.tried[self.plain_at]
+        bits_by_rate = {
+            tried.encoding_lr: tried.bits
+            for tried in self.tried
+            if (tried.lr, tried.encoding) == (plain.lr, plain.encoding)
+        }
+        if len(bits_by_rate) == 1:
+            return plain.bits
+        return bits_by_rate.get(1.0)
+
     def steps_tried(self, steps_of_study: int) -> int:
         """Return the steps of each trial of the search. steps_of_study: those of the trials after
         it."""

@@ -3,7 +3,14 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from posenc.compare.results import RATE_FACTORS, RateCheck, RateTried, Study, TrialResult
+from posenc.compare.judge.tuning import pairs_turned_by_rates, pairs_turned_by_tuning
+from posenc.compare.results import (
+    RATE_FACTORS,
+    RateCheck,
+    RateTried,
+    Study,
+    TrialResult,
+)
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.run_trial import window_of_rotated_layers
 from posenc.report.report import Block, Heading, Links, Number, Section, Table, Value
@@ -48,6 +55,7 @@ def _tuning_blocks(study: Study) -> Iterator[Block]:
         Heading("rate of tables", "in multiples of it"),
         Heading("tuned", "bits per byte, validation"),
         Heading("not tuned", _untuned_in_words(study.rates)),
+        Heading("one rate", "the usual setting, tables at the model's rate"),
         Heading("edges that won", "beyond which may be better"),
     ]
     rows = [_tuning_row(check) for check in study.rates]
@@ -57,12 +65,9 @@ def _tuning_blocks(study: Study) -> Iterator[Block]:
         # The record counts its trials of all encodings, and this study may have fewer of them.
         record_in_words = re.sub(r"^\d+ trials\b", f"{num_shown} trials", study.rates_from)
         yield f"This run did not search: the choices are recorded, from {record_in_words}."
-    turned_pairs = pairs_turned_by_tuning(study.rates)
-    if turned_pairs:
-        pairs_in_words = "; ".join(f"{b} before {a}" for a, b in turned_pairs)
-        yield f"Not tuned, the search's trials would be in another order: {pairs_in_words}."
-    else:
-        yield "Not tuned, the search's trials would be in the same order."
+    yield _sentence_on_order("Not tuned", pairs_turned_by_tuning(study.rates))
+    if any(check.one_rate_bits is not None for check in study.rates):
+        yield _sentence_on_order("With one rate for all", pairs_turned_by_rates(study.rates))
 
 
 def _untuned_in_words(checks: Sequence[RateCheck]) -> str:
@@ -76,40 +81,27 @@ def _untuned_in_words(checks: Sequence[RateCheck]) -> str:
     return f"rate {lr:g}, tables {factor:g} times that, usual setting"
 
 
-def pairs_turned_by_tuning(
-    checks: Sequence[RateCheck], margin: float = 0.0
-) -> list[tuple[str, str]]:
-    """Return the pairs (a, b) in which `a` is ahead after tuning alike and `b` with one rate and
-    the usual settings for all, both by more than `margin` bits, among the trials of a search."""
-    tuned_and_plain_bits = {}
-    for check in checks:
-        tuned_bits = None if check.best is None else check.best.bits
-        if check.plain_bits is not None and tuned_bits is not None:
-            tuned_and_plain_bits[check.encoding] = (tuned_bits, check.plain_bits)
-    return [
-        (a, b)
-        for a in tuned_and_plain_bits
-        for b in tuned_and_plain_bits
-        if tuned_and_plain_bits[b][0] - tuned_and_plain_bits[a][0] > margin
-        and tuned_and_plain_bits[a][1] - tuned_and_plain_bits[b][1] > margin
-    ]
+def _sentence_on_order(untuned: str, turned_pairs: Sequence[tuple[str, str]]) -> str:
+    """Write which pairs of the search's trials are in another order where less is tuned.
+
+    untuned: how the trials are tuned less, in words. turned_pairs: see posenc.compare.judge.tuning.
+    """
+    if not turned_pairs:
+        return f"{untuned}, the search's trials would be in the same order."
+    pairs_in_words = "; ".join(f"{b} before {a}" for a, b in turned_pairs)
+    return f"{untuned}, the search's trials would be in another order: {pairs_in_words}."
 
 
 def _tuning_row(check: RateCheck) -> list[Value]:
     """Return the row of an encoding in the table of the search."""
-    plain_cell = None if check.plain_bits is None else Number(check.plain_bits, format_spec=".3f")
+    plain_cell, one_rate_cell = (
+        None if bits is None else Number(bits, format_spec=".3f")
+        for bits in (check.plain_bits, check.one_rate_bits)
+    )
     best = check.best
     if best is None or best.bits is None:
-        return [
-            check.encoding,
-            len(check.tried),
-            "none trained",
-            None,
-            None,
-            None,
-            plain_cell,
-            None,
-        ]
+        untrained = [check.encoding, len(check.tried), "none trained", None, None, None]
+        return [*untrained, plain_cell, one_rate_cell, None]
     return [
         check.encoding,
         len(check.tried),
@@ -118,6 +110,7 @@ def _tuning_row(check: RateCheck) -> list[Value]:
         f"{best.encoding_lr:g}",
         Number(best.bits, format_spec=".3f"),
         plain_cell,
+        one_rate_cell,
         ", ".join(check.edges) or "none",
     ]
 

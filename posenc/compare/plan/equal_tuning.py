@@ -8,12 +8,14 @@ A point is a learning rate and a setting of the encoding's own knob:
     T5                              tables as fast, faster, or scores without the usual scale
     none of its own, as NoPE        nothing; it has more learning rates instead
 
-The first points form a cross. All nine combinations would cost more than they tell, as each trial
-needs MIN_SEARCH_STEPS: what is best after few steps is not what is best after many.
+Among the settings are those of other people's trainings: tables that learn at the model's own rate,
+and the base of language models of today. The first points form a cross. All combinations would cost
+more than they tell, as each trial needs MIN_SEARCH_STEPS: what is best after few steps is not what
+is best after many.
 
                         half the rate
                               |
-    another setting -- usual setting, rate of all -- another setting
+    two other settings -- usual setting, rate of all -- a third
                               |
                         twice the rate
 
@@ -26,6 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import nn
 
@@ -38,7 +41,7 @@ from posenc.compare.results import (
     Study,
     TrialResult,
 )
-from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.config import ENCODING_LR, TrialConfig
 from posenc.compare.trial.train import encoding_shape
 from posenc.encodings import ModelShape, Option, Part, create, parse
 from posenc.files.opening import read_file_text
@@ -49,9 +52,9 @@ MAX_ROUNDS = 4
 MIN_SEARCH_STEPS = 200
 """Steps of a trial that tunes, at least, if the study's own trials have as many: the fewest that
 order encodings as twice as many do (experiments/budget.py)."""
-NUM_POINTS = 5
-"""Points of the cross: three rates, and two more settings of the knob."""
-MORE_RATE_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+NUM_POINTS = 6
+"""Points of the cross: three rates, and three more settings of the knob."""
+MORE_RATE_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Factors of the learning rate for an encoding without a knob: as many trials as the others."""
 RATIOS = {"lr": 2.0, "encoding_lr": 4.0, "rope_theta": 10.0, "bias_max": 2.0}
 """Factor between neighbours on each axis, with which a search goes beyond an edge."""
@@ -108,30 +111,58 @@ class Point:
         return replace(self, options=options)
 
 
-def settings_of_knob(text: str, trial: TrialConfig) -> list[tuple[KnobOptions, float]]:
-    """Return the settings of an encoding's own knob, the usual one first: options for its text, and
-    the rate of its tables; only the usual one for an encoding without a knob. Several knobs, of the
-    parts of a hybrid, move together."""
+class Setting(NamedTuple):
+    """A setting of an encoding's knob: the options that it adds to the encoding's text, and the
+    rate of its tables, as a factor of the model's."""
+
+    options: KnobOptions
+    encoding_lr: float
+
+
+_SLOPES: tuple[KnobOptions, ...] = (
+    (("bias_max", 8.0),),
+    (("bias_max", 4.0),),
+    (("learned", True),),
+    (("learned", True),),
+)
+"""Settings of ALiBi: as in the paper, steeper, and learned, at two rates."""
+_BASES: tuple[KnobOptions, ...] = tuple(
+    (("rope_theta", base),) for base in (10_000.0, 1000.0, 100.0, 500_000.0)
+)
+"""Settings of RoPE: the paper's base, two lower ones, and that of Llama 3."""
+_SCALES: tuple[KnobOptions, ...] = ((), (), (("unscaled", True),), ())
+"""Settings of T5: its scores scaled or not."""
+
+
+def settings_of_knob(text: str, trial: TrialConfig) -> list[Setting]:
+    """Return the settings of an encoding's own knob, the usual one first and then three more; only
+    the usual one for an encoding without a knob. Several knobs, of the parts of a hybrid, move
+    together."""
+    usual = trial.encoding_lr
+    slower = usual / RATIOS["encoding_lr"]
+    faster = usual * RATIOS["encoding_lr"]
+    # The model's own rate; where that is one of the others, as with --encoding-lr 1, the default.
+    one_rate = next(rate for rate in (1.0, ENCODING_LR) if rate not in (usual, slower, faster))
     keys = {key for part in parse(text).parts for key in _knob_keys(part)}
-    knobs: list[tuple[KnobOptions, KnobOptions, KnobOptions]] = []
+    knobs = []
+    rates = [usual, usual, usual, usual]
     if "bias_max" in keys:
-        usual, steeper, learned = (("bias_max", 8.0),), (("bias_max", 4.0),), (("learned", True),)
-        knobs.append((usual, steeper, learned))
+        knobs.append(_SLOPES)
+        rates = [usual, usual, usual, one_rate]
     if "rope_theta" in keys:
-        knobs.append(
-            ((("rope_theta", 10000.0),), (("rope_theta", 1000.0),), (("rope_theta", 100.0),))
-        )
-    usual_table_rate, ratio = trial.encoding_lr, RATIOS["encoding_lr"]
-    table_rates = (usual_table_rate, usual_table_rate, usual_table_rate)
+        knobs.append(_BASES)
     if "unscaled" in keys:
-        knobs.append(((), (), (("unscaled", True),)))
-        table_rates = (usual_table_rate, usual_table_rate * ratio, usual_table_rate)
+        knobs.append(_SCALES)
+        rates = [usual, faster, usual, one_rate]
     elif _has_tables(text, encoding_shape(trial)):
-        table_rates = (usual_table_rate, usual_table_rate / ratio, usual_table_rate * ratio)
+        rates = [usual, slower, faster, one_rate]
     elif not knobs:
-        return [((), usual_table_rate)]
-    options_of_settings = [sum(options, ()) for options in zip(*knobs, strict=True)] or [(), (), ()]
-    return list(zip(options_of_settings, table_rates, strict=True))
+        return [Setting((), usual)]
+    settings = []
+    for i, encoding_lr in enumerate(rates):
+        options = sum((knob[i] for knob in knobs), ())
+        settings.append(Setting(options, encoding_lr))
+    return settings
 
 
 def _knob_keys(part: Part) -> tuple[str, ...]:
@@ -153,15 +184,14 @@ _KNOBS_BY_NAME = {"alibi": ("bias_max", "learned"), "t5": ("unscaled",)}
 def first_points(text: str, trial: TrialConfig) -> list[Point]:
     """Return the NUM_POINTS points of an encoding that are tried first, around the rates of
     `trial`: that of all encodings, then other learning rates, then other settings of the knob."""
-    usual_setting, *other_settings = settings_of_knob(text, trial)
+    usual, *other_settings = settings_of_knob(text, trial)
     factors = RATE_FACTORS if other_settings else MORE_RATE_FACTORS
-    options, encoding_lr = usual_setting
-    rate_points = [Point(_rounded(trial.lr * factor), encoding_lr, options) for factor in factors]
-    plain = rate_points.pop(factors.index(1.0))
-    setting_points = [
-        Point(plain.lr, encoding_lr, options) for options, encoding_lr in other_settings
+    rates = [
+        Point(_rounded(trial.lr * factor), usual.encoding_lr, usual.options) for factor in factors
     ]
-    return [plain, *rate_points, *setting_points]
+    plain = rates.pop(factors.index(1.0))
+    settings = [Point(plain.lr, other.encoding_lr, other.options) for other in other_settings]
+    return [plain, *rates, *settings]
 
 
 def joined_point(bits: Mapping[Point, float], plain: Point) -> Point:

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from posenc.compare.defaults import DEFAULT_ENCODINGS
+from posenc.compare.judge.tuning import pairs_turned_by_rates, pairs_turned_by_tuning
 from posenc.compare.options import Options
-from posenc.compare.page.settings import pairs_turned_by_tuning
 from posenc.compare.plan import equal_tuning
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.equal_tuning import (
@@ -24,14 +24,14 @@ from posenc.compare.plan.plan import make_plan
 from posenc.compare.results import FORMAT, RateCheck, RateTried, Study, TrainingPoint, TrialResult
 
 TRIAL = make_plan(Options(["rope", "alibi"], tune=True)).task_trials[0]
-BASES = ("", ":rope_theta=1000", ":rope_theta=100")
+BASES = ("", ":rope_theta=1000", ":rope_theta=100", ":rope_theta=500000")
 ALL = (*DEFAULT_ENCODINGS, "rope:rope_theta=500", "fox", "dape", "sinusoidal", "rope/alibi", "yarn")
 
 
 @pytest.mark.parametrize("text", ALL)
-def test_every_encoding_has_five_trials_and_first_that_with_the_rate_of_all(text):
+def test_every_encoding_has_six_trials_and_first_that_with_the_rate_of_all(text):
     points = first_points(text, TRIAL)
-    assert len(set(points)) == len(points) == equal_tuning.NUM_POINTS == 5
+    assert len(set(points)) == len(points) == equal_tuning.NUM_POINTS == 6
     plain = points[0]
     assert (plain.lr, plain.encoding_lr) == (TRIAL.lr, TRIAL.encoding_lr)
     assert with_options(text, plain.options) == text
@@ -40,7 +40,7 @@ def test_every_encoding_has_five_trials_and_first_that_with_the_rate_of_all(text
 @pytest.mark.parametrize(
     ("text", "settings"),
     [
-        ("rope", {"rope", "rope:rope_theta=100", "rope:rope_theta=1000"}),
+        ("rope", {f"rope{base}" for base in BASES}),
         ("alibi", {"alibi", "alibi:bias_max=4", "alibi:learned=true"}),
         ("t5", {"t5", "t5:unscaled=true"}),
         ("learned", {"learned"}),
@@ -56,6 +56,7 @@ def test_every_encoding_has_five_trials_and_first_that_with_the_rate_of_all(text
                 "rope/alibi",
                 "rope:rope_theta=1000/alibi:bias_max=4",
                 "rope:rope_theta=100/alibi:learned=true",
+                "rope:rope_theta=500000/alibi:learned=true",
             },
         ),
         ("rope:rope_theta=500/rope", {f"rope:rope_theta=500/rope{base}" for base in BASES}),
@@ -66,8 +67,46 @@ def test_the_knob_is_the_encodings_own_and_what_the_user_gave_stays(text, settin
     assert {with_options(text, point.options) for point in first_points(text, TRIAL)} == settings
 
 
-def test_the_tables_of_a_hybrid_learn_at_three_rates():
-    assert {point.encoding_lr for point in first_points("dape/nope", TRIAL)} == {5.0, 20.0, 80.0}
+@pytest.mark.parametrize(
+    ("text", "usual_rate", "rates"),
+    [
+        ("dape/nope", 20.0, {1.0, 5.0, 20.0, 80.0}),
+        ("t5", 20.0, {1.0, 20.0, 80.0}),
+        ("alibi", 20.0, {1.0, 20.0}),
+        ("learned", 1.0, {0.25, 1.0, 4.0, 20.0}),
+        ("rope", 20.0, {20.0}),
+    ],
+)
+def test_tables_learn_at_the_models_own_rate_too(text, usual_rate, rates):
+    trial = replace(TRIAL, encoding_lr=usual_rate)
+    points = first_points(text, trial)
+    assert {point.encoding_lr for point in points} == rates
+    assert len(set(points)) == equal_tuning.NUM_POINTS
+
+
+@pytest.mark.parametrize(
+    ("tried", "one_rate"),
+    [
+        ([("t5", 20.0, 2.0), ("t5", 80.0, 1.9), ("t5", 1.0, 2.4)], 2.4),
+        ([("t5", 20.0, 2.0), ("t5", 80.0, 1.9)], None),
+        ([("alibi", 20.0, 2.3), ("alibi:learned=true", 1.0, 2.2)], 2.3),
+        ([("t5", 20.0, 2.0), ("t5", 1.0, None)], None),
+    ],
+)
+def test_one_rate_is_the_usual_setting_at_the_models_own_rate(tried, one_rate):
+    points = tuple(RateTried(0.002, bits, None, text, rate) for text, rate, bits in tried)
+    other_lr = RateTried(0.004, 1.5, None, tried[0][0], 1.0)
+    check = RateCheck.of_search("text", tried[0][0], (*points, other_lr), 0)
+    assert check.one_rate_bits == one_rate
+
+
+def test_pairs_that_one_rate_turns_are_named():
+    t5 = (RateTried(0.002, 2.0, None, "t5", 20.0), RateTried(0.002, 2.4, None, "t5", 1.0))
+    rope = (RateTried(0.002, 2.1, None, "rope", 20.0), RateTried(0.004, 2.2, None, "rope", 20.0))
+    checks = [RateCheck.of_search("text", tried[0].encoding, tried, 0) for tried in (t5, rope)]
+    assert pairs_turned_by_rates(checks) == [("t5", "rope")]
+    assert pairs_turned_by_rates(checks, margin=0.2) == []
+    assert pairs_turned_by_tuning(checks) == []
 
 
 def loss_at(best):
@@ -87,7 +126,7 @@ def loss_at(best):
     [
         ("rope", Point(0.008, 20.0, (("rope_theta", 10.0),))),
         ("rope", Point(0.004, 20.0, (("rope_theta", 1000.0),))),
-        ("rope", Point(0.002, 20.0, (("rope_theta", 100000.0),))),
+        ("rope", Point(0.002, 20.0, (("rope_theta", 5000000.0),))),
         ("learned", Point(0.0005, 320.0)),
         ("nope", Point(0.032, 20.0)),
     ],

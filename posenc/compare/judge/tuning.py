@@ -1,0 +1,72 @@
+"""What tuning every encoding alike has changed in a search: which pairs it turned, and the sentence
+on tables that learn faster than the model."""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+
+from posenc.compare.results import RateCheck
+from posenc.report.report import join_names, list_up_to_six
+
+Pairs = list[tuple[str, str]]
+"""Pairs (a, b) of encodings: `a` is ahead after tuning alike, and `b` where less is tuned."""
+
+
+def pairs_turned_by_tuning(checks: Iterable[RateCheck], margin: float = 0.0) -> Pairs:
+    """Return the pairs of which `b` is ahead with the recipe's rates and the usual settings. Both
+    leads are above `margin` bits, among the trials of a search."""
+    losses = {check.encoding: (_best_bits(check), check.plain_bits) for check in checks}
+    return _turned_pairs(losses, margin)
+
+
+def pairs_turned_by_rates(checks: Iterable[RateCheck], margin: float = 0.0) -> Pairs:
+    """Return the pairs of which `b` is ahead with the usual settings and one learning rate for all
+    parameters, tables among them. Both leads are above `margin` bits."""
+    losses = {check.encoding: (_best_bits(check), check.one_rate_bits) for check in checks}
+    return _turned_pairs(losses, margin)
+
+
+def _best_bits(check: RateCheck) -> float | None:
+    """Return the loss of what was chosen; None if nothing could be trained."""
+    return None if check.best is None else check.best.bits
+
+
+def _turned_pairs(
+    losses: Mapping[str, tuple[float | None, float | None]], margin: float
+) -> list[tuple[str, str]]:
+    """Return the pairs of names (a, b) in which `a` has the lower first loss and `b` the lower
+    second one, both by more than `margin`. Names without one of the losses are left out."""
+    known = {}
+    for name, (first, second) in losses.items():
+        if first is not None and second is not None:
+            known[name] = (first, second)
+    turned = []
+    for a, b in itertools.permutations(known, 2):
+        lead_of_a = known[b][0] - known[a][0]
+        lead_of_b = known[a][1] - known[b][1]
+        if lead_of_a > margin and lead_of_b > margin:
+            turned.append((a, b))
+    return turned
+
+
+def sentence_on_table_rates(
+    chosen: Mapping[str, float], turned: Sequence[tuple[str, str]] = ()
+) -> str:
+    """Write how much faster than the model the search let tables and scalars of encodings learn.
+
+    turned: pairs of encodings of which the second was ahead in the search with one rate for all.
+
+    >>> sentence_on_table_rates({"t5": 80}, [("t5", "rope")])
+    'Tables learn faster than the model: t5 80 times. With one rate, rope was ahead of t5.'
+    """
+    rates = join_names([f"{name} {factor:g} times" for name, factor in chosen.items()])
+    ahead_of: dict[str, list[str]] = {}
+    for behind, ahead in turned:
+        ahead_of.setdefault(behind, []).append(ahead)
+    clauses = []
+    for behind, ahead in ahead_of.items():
+        verb = "was" if len(ahead) == 1 else "were"
+        clauses.append(f"{list_up_to_six(ahead)} {verb} ahead of {behind}")
+    sentence = f"Tables learn faster than the model: {rates}."
+    if clauses:
+        sentence += f" With one rate, {join_names(clauses)}."
+    return sentence
