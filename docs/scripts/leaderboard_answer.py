@@ -18,7 +18,7 @@ from posenc.compare.judge.standing import Standing, standing_of_tasks
 from posenc.compare.page.numbers import facts_of
 from posenc.compare.results import Study, with_labels
 from posenc.compare.rows import EqualTime
-from posenc.report.report import join_names
+from posenc.report.report import join_names, number_word
 from posenc.tasks.registry import TEXT
 
 
@@ -184,7 +184,7 @@ def _standing_in_few_words(choice: Choice, name: str) -> str:
 
 def _tied_with(count: int) -> str:
     """Write `tied with three others`."""
-    return f"tied with {sentences.number_word(count)} {'other' if count == 1 else 'others'}"
+    return f"tied with {number_word(count)} {'other' if count == 1 else 'others'}"
 
 
 def _no_cost(use: str) -> str:

@@ -1,5 +1,6 @@
 """Scores of a trained model: by length, of far targets, by position, of a task's cases."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from posenc.compare.trial.config import MAX_ENTRIES
@@ -73,6 +74,23 @@ class PositionScore(Record):
         check_count("start", self.start)
         check_count("stop", self.stop, self.start + 1)
         check_loss(self.bits_per_byte)
+
+
+def mean_loss_at_positions(
+    by_position: Sequence[PositionScore], start: int, stop: int
+) -> float | None:
+    """Return the mean loss in bits per byte at positions [start, stop); None if the runs of
+    positions that were scored do not begin and end there.
+
+    >>> runs = [PositionScore(0, 16, 3.0), PositionScore(16, 32, 2.0), PositionScore(32, 64, 1.0)]
+    >>> mean_loss_at_positions(runs, 0, 32), mean_loss_at_positions(runs, 0, 48)
+    (2.5, None)
+    """
+    runs = [run for run in by_position if start <= run.start and run.stop <= stop]
+    if not runs or (runs[0].start, runs[-1].stop) != (start, stop):
+        return None
+    total = sum(run.bits_per_byte * (run.stop - run.start) for run in runs)
+    return total / (stop - start)
 
 
 @dataclass(frozen=True)

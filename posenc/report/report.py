@@ -358,3 +358,19 @@ def join_names(names: Iterable[str]) -> str:
     """
     *all_but_last, last = [*names] or ["none"]
     return f"{', '.join(all_but_last)} and {last}" if all_but_last else last
+
+
+def list_up_to_six(names: Iterable[str]) -> str:
+    """Return up to six names as a list in words; of more names the first five and the number of
+    others."""
+    unique = list(dict.fromkeys(names))
+    others = [f"{len(unique) - 5} others"] if len(unique) > 6 else []
+    return join_names([*unique[:5], *others] if others else unique) if unique else ""
+
+
+_NUMBER_WORDS = "no one two three four five six seven eight nine ten".split()
+
+
+def number_word(number: int) -> str:
+    """Return a number up to ten as a word, "two", and a larger one in digits."""
+    return _NUMBER_WORDS[number] if number < len(_NUMBER_WORDS) else str(number)

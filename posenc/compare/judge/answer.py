@@ -23,7 +23,6 @@ from posenc.compare.judge.judgement import (
     why_no_interval,
 )
 from posenc.compare.judge.near_far import count_failed_trials, near_and_far
-from posenc.compare.judge.sentences import number_word
 from posenc.compare.judge.served_by import SERVERS, servers_of
 from posenc.compare.judge.standing import (
     MARGIN,
@@ -33,10 +32,11 @@ from posenc.compare.judge.standing import (
     standing_of_tasks,
 )
 from posenc.compare.judge.summary import has_learned, summarise, summarise_tasks
+from posenc.compare.judge.tuning import pairs_turned_by_rates, sentence_on_table_rates
 from posenc.compare.results import Study, TrialResult, with_labels
 from posenc.compare.rows import Row, row_name, rows_by_name, rows_of
 from posenc.compare.trial.config import ENCODING_LR, TrialConfig
-from posenc.report.report import join_names
+from posenc.report.report import join_names, number_word
 from posenc.tasks.registry import TEXT
 
 
@@ -164,13 +164,16 @@ def _mean_known(losses: Iterable[float | None]) -> float:
 def _sentences_on_table_rates(study: Study) -> Iterator[str]:
     """Yield the sentence on how much faster than the model the tables and scalars of encodings
     learned, where a search chose a factor other than the default; nothing otherwise."""
+    checks_on_text = [check for check in study.rates if check.task == TEXT]
     chosen_factors = {}
-    for rate_check in study.rates:
-        best_try = rate_check.best
-        if rate_check.task == TEXT and best_try is not None and best_try.encoding_lr != ENCODING_LR:
-            chosen_factors[rate_check.encoding] = best_try.encoding_lr
+    for check in checks_on_text:
+        best_try = check.best
+        if best_try is not None and best_try.encoding_lr != ENCODING_LR:
+            chosen_factors[check.encoding] = best_try.encoding_lr
     if chosen_factors:
-        yield sentences.sentence_on_table_rates(chosen_factors)
+        turned_pairs = pairs_turned_by_rates(checks_on_text)
+        of_chosen = [(a, b) for a, b in turned_pairs if a in chosen_factors]
+        yield sentence_on_table_rates(chosen_factors, of_chosen)
 
 
 def _sentences_on_servers(study: Study) -> Iterator[str]:

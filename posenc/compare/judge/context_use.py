@@ -19,10 +19,14 @@ from statistics import fmean
 from posenc.compare.judge.standing import MARGIN
 from posenc.compare.results import FarScore, Study, TrialResult
 from posenc.compare.rows import Row
+from posenc.compare.scores import mean_loss_at_positions
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.objectives import objective_of
 from posenc.statistics.seed_intervals import Gap
 from posenc.statistics.text_intervals import window_gaps
+
+LITTLE_CONTEXT = 4
+"""Fraction of the training length, 1 in so many, that counts as little context: chosen."""
 
 _LossesByLength = dict[int, list[tuple[float, ...]]]
 """By length of the window that ends in the far bytes, with the training length for near context:
@@ -180,6 +184,59 @@ def _length_enough_for_certain(
         if all(gap is not None and gap.value + gap.half_width < MARGIN for gap in gaps_over_this):
             return length
     return None
+
+
+@dataclass(frozen=True)
+class LeadByContext:
+    """By how many bits per byte an encoding leads another, by the context that a byte has.
+
+    leader, other: the encodings. train_length: in bytes.
+    bits_with_little: on bytes with less context than 1 / LITTLE_CONTEXT of the training length.
+    bits_with_much: on bytes that lack less than that of it.
+    """
+
+    leader: str
+    other: str
+    train_length: int
+    bits_with_little: float
+    bits_with_much: float
+
+    @property
+    def little_context(self) -> int:
+        """Return the bytes of context of which fewer are called little."""
+        return self.train_length // LITTLE_CONTEXT
+
+
+def lead_by_context(study: Study, leader: str, other: str) -> LeadByContext | None:
+    """Return by how much an encoding leads another, read as trained, on bytes with little context
+    and on bytes with much, both within the training length: a lead that is there with little
+    context says nothing of using more. None without losses by position, and for models that are not
+    causal, where a byte's position says nothing of its context.
+    """
+    trial = study.trials[0]
+    if trial.objective != CAUSAL:
+        return None
+    length = trial.train_length
+    little = length // LITTLE_CONTEXT
+    leads = []
+    for start, stop in ((0, little), (length - little, length)):
+        bits_of_leader = _mean_at_positions(study, leader, start, stop)
+        bits_of_other = _mean_at_positions(study, other, start, stop)
+        if bits_of_leader is None or bits_of_other is None:
+            return None
+        leads.append(bits_of_other - bits_of_leader)
+    return LeadByContext(leader, other, length, *leads)
+
+
+def _mean_at_positions(study: Study, encoding: str, start: int, stop: int) -> float | None:
+    """Return an encoding's mean loss over seeds at positions [start, stop) of the longest windows,
+    in bits per byte; None if a seed has none, or there is no seed."""
+    by_seed = []
+    for result in study.finished:
+        if result.config.encoding == encoding:
+            by_seed.append(mean_loss_at_positions(result.by_position, start, stop))
+    known = [bits for bits in by_seed if bits is not None]
+    return fmean(known) if known and len(known) == len(by_seed) else None
 
 
 def far_by_context(far: Mapping[int, FarScore], train_length: int) -> dict[int, float]:

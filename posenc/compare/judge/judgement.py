@@ -8,7 +8,12 @@ from itertools import combinations
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from posenc.compare.judge.context_use import ContextUse, context_use
+from posenc.compare.judge.context_use import (
+    ContextUse,
+    LeadByContext,
+    context_use,
+    lead_by_context,
+)
 from posenc.compare.judge.near_far import Places, near_and_far
 from posenc.compare.judge.served_by import num_servers
 from posenc.compare.judge.standing import MARGIN, Standing
@@ -105,6 +110,8 @@ class Judgement:
     own_comparisons: the user's own encodings against all others, by place.
     cost: what training took; None if it was not measured on one processor.
     context: how many bytes of context `taken` uses; None without far bytes.
+    lead: the lead near over the best other encoding, by how much context a byte has; None if no
+        encoding leads there, or losses by position are unknown.
     broken: the encodings that break beyond the training length when they are read as trained: by
         how many bits per byte their loss on far bytes exceeds that of the same bytes with near
         context.
@@ -122,6 +129,7 @@ class Judgement:
     own_comparisons: tuple[OwnComparison, ...] = ()
     cost: EqualTime | None = None
     context: ContextUse | None = None
+    lead: LeadByContext | None = None
     broken: Mapping[str, float] = field(default_factory=dict)
     held_in_window: Mapping[str, float] = field(default_factory=dict)
     window_length: int = 0
@@ -161,10 +169,20 @@ def judge(study: Study) -> Judgement:
         taken=taken,
         cost=cost,
         context=context,
+        lead=_lead_near(near, places, text),
         broken=broken,
         held_in_window=_held_in_window(broken, by_name),
         window_length=max(trial.test_window for trial in text_study.trials),
     )
+
+
+def _lead_near(near: Choice, places: Places, text: Study) -> LeadByContext | None:
+    """Return the lead of the choice near, by context; None if the best are tied there."""
+    if near.certainty == TIED or near.behind is None:
+        return None
+    leader = places.encoding_of[near.taken]
+    other = places.encoding_of[near.behind.name]
+    return lead_by_context(text, leader, other)
 
 
 def _broken_encodings(by_name: Mapping[str, Sequence[Row]]) -> dict[str, float]:

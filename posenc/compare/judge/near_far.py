@@ -20,7 +20,7 @@ from posenc.compare.judge.standing import (
 )
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.rows import Row, row_name, rows_of
-from posenc.compare.scores import READINGS
+from posenc.compare.scores import READINGS, mean_loss_at_positions
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.statistics.seed_intervals import PairwiseComparison
 from posenc.tasks.registry import TEXT
@@ -129,19 +129,14 @@ def far_loss(row: Row, result: TrialResult) -> float | None:
     if longest_length in row.far_by_length:
         return row.far_by_length[longest_length].far
     first_position = longest_length - row.trial.train_length
-    buckets = [bucket for bucket in result.by_position if bucket.start >= first_position]
     are_the_same_bytes = (
         row.reading == "trained"
         and row.trial.objective == CAUSAL
         and first_position >= row.trial.train_length
-        and bool(buckets)
-        and (buckets[0].start, buckets[-1].stop) == (first_position, longest_length)
     )
     if row.far_by_length or not are_the_same_bytes:
         return None
-    sizes = [bucket.stop - bucket.start for bucket in buckets]
-    total_bits = sum(b.bits_per_byte * size for b, size in zip(buckets, sizes, strict=True))
-    return total_bits / sum(sizes)
+    return mean_loss_at_positions(result.by_position, first_position, longest_length)
 
 
 def count_failed_trials(study: Study) -> dict[str, tuple[int, int]]:

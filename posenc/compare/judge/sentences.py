@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from posenc.compare.judge.context_use import ContextUse
+from posenc.compare.judge.context_use import ContextUse, LeadByContext
 from posenc.compare.judge.judgement import (
     LEADS,
     MARGIN,
@@ -16,14 +16,13 @@ from posenc.compare.judge.judgement import (
 )
 from posenc.compare.judge.standing import Standing
 from posenc.compare.rows import CostRatio, EqualTime
-from posenc.report.report import join_names
+from posenc.report.report import join_names, list_up_to_six, number_word
 from posenc.statistics.seed_intervals import Gap
 
 MIN_DEARER_RATIO = 1.2
 """Ratio of training times from which the answer says what an encoding costs: chosen."""
 MAX_NAMED = 8
 """Number of tied encodings that the answer names; of more it names seven and counts the others."""
-_NUMBER_WORDS = "no one two three four five six seven eight nine ten".split()
 
 
 def sentences_on_text(judgement: Judgement) -> Iterator[str]:
@@ -61,6 +60,8 @@ def _sentences_beside_choices(judgement: Judgement, near: Choice) -> Iterator[st
         yield _sentence_on_breaking(judgement, near.where, judgement.far.where)
     if judgement.context is not None and judgement.context.saved.half_width < math.inf:
         yield sentence_on_context(judgement.taken or "", judgement.context)
+    if judgement.lead is not None:
+        yield sentence_on_lead(judgement.lead)
     if judgement.cost is not None:
         yield from _sentences_on_cost(judgement.cost, judgement)
 
@@ -264,6 +265,23 @@ def sentence_on_context(name: str, use: ContextUse) -> str:
     return f"{name} uses {used_range} bytes of context: {evidence}."
 
 
+def sentence_on_lead(lead: LeadByContext) -> str:
+    """Write how large a lead is on bytes with little context and with much.
+
+    >>> sentence_on_lead(LeadByContext("t5", "alibi", 128, 0.12, 0.2))
+    "t5's lead over alibi is +0.12 bits with under 32 bytes of context and +0.20 with 96 to 127."
+    """
+    with_little, with_much = (
+        f"{round(bits, 2) + 0.0:+.2f}" for bits in (lead.bits_with_little, lead.bits_with_much)
+    )
+    little = lead.little_context
+    most = lead.train_length - 1
+    return (
+        f"{lead.leader}'s lead over {lead.other} is {with_little} bits with under {little:,} bytes "
+        f"of context and {with_much} with {lead.train_length - little:,} to {most:,}."
+    )
+
+
 def range_of_context(use: ContextUse) -> str:
     """Write the range of the context that a row uses: `more than 64 and at most 256`; "" if it is
     open."""
@@ -403,12 +421,6 @@ def sentence_on_running_only_near(names: Sequence[str], where: str) -> str:
     return f"{list_up_to_six(names)} cannot run on {where}."
 
 
-def sentence_on_table_rates(factors: Mapping[str, float]) -> str:
-    """Write how much faster than the model the search let tables and scalars of encodings learn."""
-    rates = join_names([f"{name} {factor:g} times" for name, factor in factors.items()])
-    return f"Rates of tables in multiples of the model's, without which losses differ: {rates}."
-
-
 def sentence_on_tunings_without_gain(encodings: Sequence[str]) -> str:
     """Write of which encodings the short tuning at length did not help.
 
@@ -518,19 +530,6 @@ def _clause_on_own(pairs: Sequence[OwnComparison]) -> str:
     if unsure:
         parts.append(f"without an interval {list_up_to_six(unsure)}")
     return ", ".join(parts)
-
-
-def list_up_to_six(names: Iterable[str]) -> str:
-    """Return up to six names as a list in words; of more names the first five and the number of
-    others."""
-    unique = list(dict.fromkeys(names))
-    others = [f"{len(unique) - 5} others"] if len(unique) > 6 else []
-    return join_names([*unique[:5], *others] if others else unique) if unique else ""
-
-
-def number_word(number: int) -> str:
-    """Return a number up to ten as a word, "two", and a larger one in digits."""
-    return _NUMBER_WORDS[number] if number < len(_NUMBER_WORDS) else str(number)
 
 
 def with_sign(gap: Gap) -> str:
