@@ -240,7 +240,7 @@ class Options:
         bool | None,
         option(
             "First tune every encoding alike, on text: five trials for each, of a fifth of the "
-            "steps, at least 200, at other learning rates and other settings of its own; then the "
+            "steps, at least 250, at other learning rates and other settings of its own; then the "
             "best of both together, and more where an edge wins. "
             "--no-tune: one rate and the papers' settings for all.",
             "--tune/--no-tune",
