@@ -26,9 +26,8 @@ from agreement import (
     sign_agreement,
 )
 
-from posenc.compare.judge.answer import limits_in_words
 from posenc.compare.judge.context_use import context_gains
-from posenc.compare.judge.sentences import join_names
+from posenc.compare.judge.limits import limits_in_words
 from posenc.compare.judge.standing import (
     Standing,
     standing_at,
@@ -39,6 +38,7 @@ from posenc.compare.judge.summary import has_learned, shown_score
 from posenc.compare.plan.equal_tuning import CHOICES_FILE, RecordedChoices
 from posenc.compare.reports.leaderboard import PUBLISHED_FOLDER
 from posenc.compare.results import RateCheck, Study, TrialResult
+from posenc.report.report import join_names
 from posenc.tasks.registry import TASKS, TEXT
 
 ROOT = Path(__file__).parents[2]

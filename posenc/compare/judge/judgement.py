@@ -169,7 +169,7 @@ def judge(study: Study) -> Judgement:
         taken=taken,
         cost=cost,
         context=context,
-        lead=_lead_near(near, places, text),
+        lead=_lead_near(near, places, text_study),
         broken=broken,
         held_in_window=_held_in_window(broken, by_name),
         window_length=max(trial.test_window for trial in text_study.trials),
@@ -488,6 +488,11 @@ def moves_of_leads(study: Study, judgement: Judgement) -> dict[str, float]:
         for name in rivals
         if encoding_of[name] in saved_bits
     }
+
+
+def certainty_on_task(standing: Standing) -> str:
+    """Return how sure the first of a task is: what more steps change is not measured there."""
+    return LEADS if standing.verdict(standing.order[0]) == "best" else TIED
 
 
 def verdicts_of_pairs(standing: Standing) -> list[tuple[str, str, str]]:

@@ -1,4 +1,5 @@
-"""Every sentence of a comparison: its answer, its limits, and how to read its page."""
+"""The sentences of an answer. Those of its limits stand in `limits.py`, and those that say how to
+read a page in `posenc.compare.page`."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -382,11 +383,6 @@ def sentence_on_task(standing: Standing, metric: str, why_no_interval: str | Non
     )
 
 
-def certainty_on_task(standing: Standing) -> str:
-    """Return how sure the first of a task is: what more steps change is not measured there."""
-    return LEADS if standing.verdict(standing.order[0]) == "best" else TIED
-
-
 def sentence_on_unlearned_task(task: str) -> str:
     """Write that nothing is said of a task."""
     return f"No trial has learned {task}, so nothing is said of it: give more --steps."
@@ -414,83 +410,6 @@ def sentence_on_unchecked(names: Iterable[str]) -> str:
 def sentence_on_running_nowhere(names: Sequence[str]) -> str:
     """Write which encodings run at no tested length."""
     return f"{list_up_to_six(names)} can run at no tested length."
-
-
-def sentence_on_running_only_near(names: Sequence[str], where: str) -> str:
-    """Write which encodings have no number on far bytes."""
-    return f"{list_up_to_six(names)} cannot run on {where}."
-
-
-def sentence_on_tunings_without_gain(encodings: Sequence[str]) -> str:
-    """Write of which encodings the short tuning at length did not help.
-
-    >>> sentence_on_tunings_without_gain(["rope"])
-    "rope's tuning did not help here, so a longer one is not judged."
-    """
-    if len(encodings) == 1:
-        return f"{encodings[0]}'s tuning did not help here, so a longer one is not judged."
-    names = list_up_to_six(encodings)
-    return f"The tunings of {names} did not help here, so longer ones are not judged."
-
-
-def sentence_on_servers(
-    encoding: str, servers_without: Sequence[str], best_served: Mapping[str, Gap]
-) -> str:
-    """Write which servers have no decoder of an encoding, and the best rows that they all run.
-
-    best_served: differences from the first of all rows, by row: the best served row, then those
-        that are tied with it; {} if they all run none.
-    """
-    missing = f"No decoder with {encoding} is known in {join_names(servers_without)}"
-    if not best_served:
-        return f"{missing}."
-    names = list_up_to_six(best_served)
-    gaps_text = _gaps_in_words([*best_served.values()])
-    if len(best_served) == 1:
-        verdict = f"is best ({gaps_text})"
-    elif all(gap.half_width == math.inf for gap in best_served.values()):
-        verdict = f"are not told apart ({gaps_text})"
-    else:
-        verdict = f"are tied ({gaps_text})"
-    return f"{missing}; of the rows that they run, {names} {verdict}."
-
-
-def _gaps_in_words(gaps: Sequence[Gap]) -> str:
-    """Write up to three differences, and of more the lowest and the highest: `+0.30 and
-    +0.31 ± 0.06`. Half an interval that is the same for all is written once, at the end."""
-    texts = [with_interval(gap) for gap in gaps]
-    if len(texts) > 3:
-        ordered_gaps = sorted(gaps, key=lambda gap: gap.value)
-        texts = [with_interval(ordered_gaps[0]), with_interval(ordered_gaps[-1])]
-    half_width_texts = {text.partition(" ± ")[2] for text in texts}
-    if len(half_width_texts) == 1:
-        texts[:-1] = [text.partition(" ± ")[0] for text in texts[:-1]]
-    return " to ".join(texts) if len(gaps) > 3 else join_names(texts)
-
-
-def clause_on_moved_leads(chosen: str, moves: Mapping[str, float]) -> str:
-    """Write how the leads of the row to take moved with the last doubling of the steps; "" if none
-    moved by as much as is printed. moves: bits per byte by the row behind, positive if a lead grew.
-
-    >>> clause_on_moved_leads("t5", {"alibi": -0.03, "rope": 0.08})
-    "in the last doubling t5's leads fell by 0.03 over alibi, and grew by 0.08 over rope"
-    """
-    fallen = [f"{-move:.2f} over {name}" for name, move in moves.items() if round(move, 2) < 0]
-    grown = [f"{move:.2f} over {name}" for name, move in moves.items() if round(move, 2) > 0]
-    clauses = []
-    if fallen:
-        clauses.append(f"fell by {join_names(fallen)}")
-    if grown:
-        clauses.append(f"grew by {join_names(grown)}")
-    if not clauses:
-        return ""
-    leads_noun = "lead" if len(fallen) + len(grown) == 1 else "leads"
-    return f"in the last doubling {chosen}'s {leads_noun} {', and '.join(clauses)}"
-
-
-def sentence_on_missing_rank(name: str, task: str, seed: int) -> str:
-    """Write which trial an encoding lacks for a rank over all tasks."""
-    return f"Not ranked: {name} ({task} seed {seed} is missing)."
 
 
 def sentences_on_failures(counts: Mapping[str, tuple[int, int]]) -> Iterator[str]:

@@ -1,11 +1,9 @@
-"""What tuning every encoding alike has changed in a search: which pairs it turned, and the sentence
-on tables that learn faster than the model."""
+"""Which pairs of encodings are in another order because every encoding was tuned alike."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from posenc.compare.results import RateCheck
-from posenc.report.report import join_names, list_up_to_six
 
 Pairs = list[tuple[str, str]]
 """Pairs (a, b) of encodings: `a` is ahead after tuning alike, and `b` where less is tuned."""
@@ -46,27 +44,3 @@ def _turned_pairs(
         if lead_of_a > margin and lead_of_b > margin:
             turned.append((a, b))
     return turned
-
-
-def sentence_on_table_rates(
-    chosen: Mapping[str, float], turned: Sequence[tuple[str, str]] = ()
-) -> str:
-    """Write how much faster than the model the search let tables and scalars of encodings learn.
-
-    turned: pairs of encodings of which the second was ahead in the search with one rate for all.
-
-    >>> sentence_on_table_rates({"t5": 80}, [("t5", "rope")])
-    'Tables learn faster than the model: t5 80 times. With one rate, rope was ahead of t5.'
-    """
-    rates = join_names([f"{name} {factor:g} times" for name, factor in chosen.items()])
-    ahead_of: dict[str, list[str]] = {}
-    for behind, ahead in turned:
-        ahead_of.setdefault(behind, []).append(ahead)
-    clauses = []
-    for behind, ahead in ahead_of.items():
-        verb = "was" if len(ahead) == 1 else "were"
-        clauses.append(f"{list_up_to_six(ahead)} {verb} ahead of {behind}")
-    sentence = f"Tables learn faster than the model: {rates}."
-    if clauses:
-        sentence += f" With one rate, {join_names(clauses)}."
-    return sentence

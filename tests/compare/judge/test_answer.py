@@ -7,7 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from posenc.compare.judge.answer import answer, answer_and_choices, conclude, limits_in_words
+from posenc.compare.judge.answer import answer, answer_and_choices, conclude
+from posenc.compare.judge.limits import limits_in_words
 from posenc.compare.page.numbers import facts_of
 from posenc.compare.results import RateCheck, RateTried, TrainingPoint, TrialResult
 from posenc.compare.scores import PositionScore
@@ -491,8 +492,23 @@ def test_rates_of_tables_that_a_search_chose_are_named():
         check = RateCheck("text", "t5", tried, 0.2, chosen_at=1, plain_at=0)
         return limits_in_words(dataclasses.replace(six(), rates=(check,)))
 
-    assert "without which losses differ: t5 320 times." in with_rate(320.0)
-    assert "without which losses differ" not in with_rate(20.0)
+    assert "Tables learn faster than the model: t5 320 times." in with_rate(320.0)
+    assert "Tables learn faster" not in with_rate(20.0)
+
+
+def test_encodings_ahead_with_one_rate_are_named_beside_the_rate_of_tables():
+    t5 = (
+        RateTried(0.1, 2.4),
+        RateTried(0.1, 2.3, encoding_lr=80.0),
+        RateTried(0.1, 2.9, encoding_lr=1.0),
+    )
+    rope = (RateTried(0.1, 2.5), RateTried(0.2, 2.6), RateTried(0.4, 2.7))
+    checks = [RateCheck.of_search(TEXT, "t5", t5, 0), RateCheck.of_search(TEXT, "rope", rope, 0)]
+    limits = limits_in_words(dataclasses.replace(six(), rates=tuple(checks)))
+    assert "t5 80 times. With one rate, rope was ahead of t5." in limits
+    worse_rope = RateCheck.of_search(TEXT, "rope", tuple(RateTried(0.1, 3.0) for _ in rope), 0)
+    limits = limits_in_words(dataclasses.replace(six(), rates=(checks[0], worse_rope)))
+    assert "t5 80 times." in limits and "With one rate" not in limits
 
 
 def test_what_was_tested_is_not_named_as_missing():

@@ -1,0 +1,495 @@
+"""What a study leaves open: facts that limit its answer, and the sentences that say them, which are
+the second line of an answer."""
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median_high
+
+from posenc.compare.judge import sentences
+from posenc.compare.judge.context_use import context_use
+from posenc.compare.judge.judgement import (
+    bits_that_may_turn,
+    judge,
+    moves_of_leads,
+)
+from posenc.compare.judge.near_far import near_and_far
+from posenc.compare.judge.sentences import with_interval
+from posenc.compare.judge.served_by import SERVERS, servers_of
+from posenc.compare.judge.standing import (
+    MARGIN,
+    standing_of_tasks,
+)
+from posenc.compare.judge.summary import summarise
+from posenc.compare.judge.tuning import pairs_turned_by_rates
+from posenc.compare.results import Study, TrialResult
+from posenc.compare.rows import Row, row_name, rows_by_name, rows_of
+from posenc.compare.trial.config import ENCODING_LR, TrialConfig
+from posenc.report.report import join_names, list_up_to_six, number_word
+from posenc.statistics.seed_intervals import Gap
+from posenc.tasks.registry import TEXT
+
+LAST_RECIPE_OF_UNSCALED_T5 = 5
+"""The last recipe in which `t5` meant what is `t5:unscaled=true` now."""
+ROPE = "rope"
+"""The encoding whose readings in a window and after a tuning are baselines."""
+HYBRIDS = ("rnope", "rnope_swa", "irope")
+"""Encodings by layer that people train: rotated layers with layers without positions."""
+
+
+def limits_in_words(study: Study) -> str:
+    """Return what the study leaves open: its few seeds, texts and tasks, its small model, its short
+    training, what was not tested, and encodings that are not in the verdict."""
+    if not study.finished:
+        return ""
+    return " ".join(
+        [
+            *limit_sentences(limits_of(study)),
+            *_sentences_on_tunings(study),
+            *_sentences_on_table_rates(study),
+            *_sentences_on_servers(study),
+            *_sentences_on_exclusions(study),
+        ]
+    )
+
+
+def _sentences_on_tunings(study: Study) -> Iterator[str]:
+    """Yield the sentence on encodings whose short tuning at length made their weights worse than
+    they are in a window without it, near or far, by more than MARGIN; nothing otherwise."""
+    by_name = rows_by_name(study)
+    unhelped_encodings = []
+    for encoding in dict.fromkeys(row.encoding for row in rows_of(study)):
+        tuned_rows = by_name.get(row_name(encoding, "tuned"))
+        window_rows = by_name.get(row_name(encoding, "window"))
+        if tuned_rows and window_rows and _is_worse(tuned_rows, window_rows):
+            unhelped_encodings.append(encoding)
+    if unhelped_encodings:
+        yield sentence_on_tunings_without_gain(unhelped_encodings)
+
+
+def _is_worse(tuned_rows: Sequence[Row], window_rows: Sequence[Row]) -> bool:
+    """Return True if the mean loss over seeds of `tuned_rows` is higher by more than MARGIN than
+    that of `window_rows`, at the training length or on far bytes."""
+    longest_length = max(tuned_rows[0].trial.test_lengths)
+    near_losses = [
+        _mean_known(row.near.bits_per_byte for row in rows) for rows in (tuned_rows, window_rows)
+    ]
+    far_losses = [
+        _mean_known(
+            row.far_by_length[longest_length].far
+            for row in rows
+            if longest_length in row.far_by_length
+        )
+        for rows in (tuned_rows, window_rows)
+    ]
+    # A missing loss is nan, which is higher than none.
+    return near_losses[0] > near_losses[1] + MARGIN or far_losses[0] > far_losses[1] + MARGIN
+
+
+def _mean_known(losses: Iterable[float | None]) -> float:
+    """Return the mean of the losses that are known; nan if none is."""
+    known_losses = [bits for bits in losses if bits is not None]
+    return fmean(known_losses) if known_losses else math.nan
+
+
+def _sentences_on_table_rates(study: Study) -> Iterator[str]:
+    """Yield the sentence on how much faster than the model the tables and scalars of encodings
+    learned, where a search chose a factor other than the default; nothing otherwise."""
+    checks_on_text = [check for check in study.rates if check.task == TEXT]
+    chosen_factors = {}
+    for check in checks_on_text:
+        best_try = check.best
+        if best_try is not None and best_try.encoding_lr != ENCODING_LR:
+            chosen_factors[check.encoding] = best_try.encoding_lr
+    if chosen_factors:
+        turned_pairs = pairs_turned_by_rates(checks_on_text)
+        of_chosen = [(a, b) for a, b in turned_pairs if a in chosen_factors]
+        yield sentence_on_table_rates(chosen_factors, of_chosen)
+
+
+def _sentences_on_servers(study: Study) -> Iterator[str]:
+    """Yield the sentence on the servers without a decoder of the encoding to take, and on the best
+    rows that all of them run, those not told apart together."""
+    if not any(result.config.task == TEXT for result in study.finished):
+        return
+    judgement = judge(study)
+    standing = judgement.places.far or judgement.places.near
+    if judgement.taken is None or standing is None:
+        return
+    encoding_of = judgement.places.encoding_of
+    encoding = encoding_of[judgement.taken]
+    servers_without = [server for server in SERVERS if server not in servers_of(encoding)]
+    if not servers_without:
+        return
+    served_rows = [
+        name for name in standing.order if {*servers_without} <= {*servers_of(encoding_of[name])}
+    ]
+    best_served = {
+        name: standing.gap(name)
+        for name in served_rows
+        if (name, served_rows[0]) not in standing.worse_pairs
+    }
+    yield sentence_on_servers(encoding, servers_without, best_served)
+
+
+def _sentences_on_exclusions(study: Study) -> Iterator[str]:
+    """Yield sentences that name the encodings that run at no tested length, and those without a
+    rank because a trial is missing."""
+    summaries = summarise(study.of_task(TEXT))
+    encodings_nowhere = [
+        summary.encoding
+        for summary in summaries
+        if all(length_summary.mean is None for length_summary in summary.by_length)
+    ]
+    if encodings_nowhere and len(encodings_nowhere) < len(summaries):
+        yield sentences.sentence_on_running_nowhere(encodings_nowhere)
+    places = near_and_far(study)
+    near_only_encodings = []
+    if places.near is not None and places.far is not None:
+        far_encodings = {places.encoding_of[name] for name in places.far.order}
+        near_encodings = {places.encoding_of[name] for name in places.near.order}
+        near_only_encodings = [
+            name for name in study.encodings if name in near_encodings - far_encodings
+        ]
+    if near_only_encodings:
+        yield sentence_on_running_only_near(
+            near_only_encodings, places.far.where if places.far else ""
+        )
+    for name, (task, seed) in _first_missing_trials(study).items():
+        yield sentence_on_missing_rank(name, task, seed)
+
+
+def _first_missing_trials(study: Study) -> dict[str, tuple[str, int]]:
+    """Return, for each encoding without a rank, the first task and seed for which it has no
+    result. An encoding is ranked with results of all tasks, for each seed of the ranked ones."""
+    overall_standing = standing_of_tasks(study)
+    ranks_by_encoding = overall_standing.pairs.values if overall_standing else {}
+    ranked_seeds = next(iter(ranks_by_encoding.values()), ())  # the same for every ranked encoding
+    configs = [result.config for result in study.finished]
+    finished_trials = {(config.task, config.seed, config.encoding) for config in configs}
+    unranked_encodings = {config.encoding for config in configs} - ranks_by_encoding.keys()
+    tasks = {config.task for config in configs}
+    needed_trials = set(itertools.product(tasks, ranked_seeds, unranked_encodings))
+    first_missing: dict[str, tuple[str, int]] = {}
+    for task, seed, encoding in sorted(needed_trials - finished_trials, reverse=True):
+        first_missing[encoding] = (task, seed)  # what comes first is written last, and stays
+    return first_missing
+
+
+@dataclass(frozen=True)
+class StudyLimits:
+    """Facts that limit an answer. Seven points must hold for it to transfer to a larger model;
+    their numbers are in brackets, and those that do not hold are named. No study holds point 4: the
+    time on the hardware and servers of the user.
+
+    num_seeds: of an encoding, for the task that has the fewest. num_tasks: generated ones.
+    num_parameters, num_steps: of the models; num_steps is None if trials differ.
+    fall_per_doubling: bits per byte that the last doubling of the steps saved; None if unknown.
+    turnable_bits: bits of difference that another doubling may turn; None if unknown.
+    taken_encoding: the encoding of the row to take; "" if there is none.
+    moves_of_leads: by how many bits its leads moved with the last doubling, by the row behind it.
+    rates_searched: each encoding has a learning rate of its own, chosen by validation. (1)
+    knobs_searched: so has its own knob, the factor of its tables, RoPE's base, ALiBi's slopes or
+        T5's scale. (1)
+    has_retrieval: generated tasks ask for facts that are far away. (2)
+    absent_baselines: baselines that people run and that are not among the rows: "window" for RoPE
+        read in a window, "tuned" for RoPE after a short tuning, "hybrid". (3)
+    num_sizes: number of sizes of the model. (5)
+    bytes_per_parameter: bytes of training text for each parameter; None without a text. (6)
+    bits_saved_by_far_context: the most bits per byte that any row saves on far bytes by context
+        from beyond the training length; None if not measured. (7)
+    has_far: far bytes were measured.
+    has_old_t5: its t5 is today's t5:unscaled=true.
+    """
+
+    num_seeds: int
+    has_text: bool
+    num_tasks: int
+    num_parameters: float
+    num_steps: int | None
+    fall_per_doubling: float | None
+    turnable_bits: float | None
+    taken_encoding: str
+    moves_of_leads: Mapping[str, float]
+    rates_searched: bool
+    knobs_searched: bool
+    has_retrieval: bool
+    absent_baselines: tuple[str, ...]
+    num_sizes: int
+    bytes_per_parameter: float | None
+    bits_saved_by_far_context: float | None
+    has_far: bool
+    has_old_t5: bool
+
+
+def limits_of(study: Study) -> StudyLimits:
+    """Return the limits of a study with at least one finished trial."""
+    trials = [result.config for result in study.finished]
+    text_results = [result for result in study.finished if result.config.is_on_text]
+    step_counts = {trial.steps for trial in trials}
+    fall_per_doubling, turnable_bits = bits_that_may_turn(study) or (None, None)
+    taken_encoding = ""
+    moves: dict[str, float] = {}
+    if text_results:
+        judgement = judge(study)
+        taken_encoding = judgement.places.encoding_of.get(judgement.taken or "", "")
+        moves = moves_of_leads(study, judgement)
+    searches_on_text = [rate_check for rate_check in study.rates if rate_check.task == TEXT]
+    return StudyLimits(
+        num_seeds=_fewest_usual_seeds(trials),
+        has_text=bool(text_results),
+        num_tasks=len(study.sequence_tasks),
+        num_parameters=fmean(result.parameters for result in study.finished),
+        num_steps=step_counts.pop() if len(step_counts) == 1 else None,
+        fall_per_doubling=fall_per_doubling,
+        turnable_bits=turnable_bits,
+        taken_encoding=taken_encoding,
+        moves_of_leads=moves,
+        rates_searched=bool(searches_on_text),
+        knobs_searched=any(rate_check.plain_at is not None for rate_check in searches_on_text),
+        has_retrieval=bool(study.sequence_tasks),
+        absent_baselines=_absent_baselines([(row.encoding, row.reading) for row in rows_of(study)]),
+        num_sizes=len({(trial.width, trial.layers) for trial in trials}),
+        bytes_per_parameter=_bytes_per_parameter(text_results),
+        bits_saved_by_far_context=_most_bits_saved(study),
+        has_far=near_and_far(study).far is not None,
+        has_old_t5=any(
+            trial.encoding == "t5" and trial.recipe <= LAST_RECIPE_OF_UNSCALED_T5
+            for trial in trials
+        ),
+    )
+
+
+def _bytes_per_parameter(text_results: Sequence[TrialResult]) -> float | None:
+    """Return the bytes of training text for each parameter, the mean over trials; None if no trial
+    says how many parameters its model has."""
+    ratios = []
+    for result in text_results:
+        if result.parameters:
+            trial = result.config
+            num_bytes = trial.steps * trial.batch * trial.train_length
+            ratios.append(num_bytes / result.parameters)
+    return fmean(ratios) if ratios else None
+
+
+def _most_bits_saved(study: Study) -> float | None:
+    """Return the most bits per byte that any row saves by far context; None if not measured."""
+    context_uses = [context_use(rows) for rows in rows_by_name(study).values()]
+    saved_bits = [use.saved.value for use in context_uses if use is not None]
+    return max(saved_bits, default=None)
+
+
+def _absent_baselines(encodings_and_readings: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Return which baselines are not among the rows (encoding, reading)."""
+    # The text has options after a colon, and a label settings in brackets.
+    names_and_readings = {
+        (re.split(r":| \(", encoding)[0], reading) for encoding, reading in encodings_and_readings
+    }
+    absent_baselines = [
+        reading for reading in ("window", "tuned") if (ROPE, reading) not in names_and_readings
+    ]
+    if not any(encoding in HYBRIDS or "/" in encoding for encoding, _ in names_and_readings):
+        absent_baselines.append("hybrid")
+    return tuple(absent_baselines)
+
+
+def _fewest_usual_seeds(trials: Sequence[TrialConfig]) -> int:
+    """Return how many seeds an encoding usually has (the median over the encodings), for the task
+    that has the fewest."""
+    seed_counts_by_task: dict[str, Counter[str]] = {}
+    for trial in trials:
+        seed_counts_by_task.setdefault(trial.task, Counter())[trial.encoding] += 1
+    return min(median_high(seed_counts.values()) for seed_counts in seed_counts_by_task.values())
+
+
+def limit_sentences(limits: StudyLimits) -> Iterator[str]:
+    """Yield the sentences of the second line: the size of the study, and what of the seven points
+    that must hold for a larger model was not tested."""
+    yield f"{_size_of_study(limits)}: {_clause_on_longer_training(limits)}."
+    if limits.has_text:
+        yield f"Not tested: {join_names(_untested_in_words(limits))}."
+        if limits.has_far:
+            yield "Near and far losses are of different bytes."
+        yield _sentence_on_far_context(limits)
+    if limits.has_old_t5:
+        yield "Its t5 is today's t5:unscaled=true."
+
+
+def _size_of_study(limits: StudyLimits) -> str:
+    """Write seeds, texts, tasks, sizes and steps of a study."""
+    seeds_word = number_word(limits.num_seeds).capitalize()
+    parts = [f"{seeds_word} {'seed' if limits.num_seeds == 1 else 'seeds'}"]
+    parts += ["one text"] if limits.has_text else []
+    if limits.num_tasks:
+        tasks_noun = "task" if limits.num_tasks == 1 else "tasks"
+        parts.append(f"{number_word(limits.num_tasks)} {tasks_noun}")
+    num_parameters = limits.num_parameters
+    parts.append(
+        f"{num_parameters / 1e6:.1f} M parameters"
+        if num_parameters >= 5e4
+        else f"{num_parameters:,.0f} parameters"
+    )
+    if limits.bytes_per_parameter is not None:
+        parts.append(f"{limits.bytes_per_parameter:.2g} bytes a parameter")
+    if limits.num_steps is not None:
+        parts.append(f"{limits.num_steps:,} steps")
+    return ", ".join(parts)
+
+
+def _clause_on_longer_training(limits: StudyLimits) -> str:
+    """Write how much the loss still falls, and which differences could turn by then."""
+    if limits.fall_per_doubling is None:
+        return "what longer training changes was not measured"
+    fall_clause = (
+        f"the loss still falls {limits.fall_per_doubling:.2f} bits per doubling of the steps"
+    )
+    unknown_clause = "what a full training does is not known"
+    moved_clause = clause_on_moved_leads(limits.taken_encoding, limits.moves_of_leads)
+    if moved_clause:
+        fall_clause = f"{fall_clause}; {moved_clause}"
+    # Leads that fell are what another doubling may turn. Where none did, a general bound is left.
+    if any(round(move, 2) < 0 for move in limits.moves_of_leads.values()):
+        return f"{fall_clause}, and {unknown_clause}"
+    if limits.turnable_bits is None:
+        return fall_clause
+    turn_clause = f"one more doubling may move leads by {limits.turnable_bits:.2f}"
+    return f"{fall_clause}; {turn_clause}, and {unknown_clause}"
+
+
+def _untested_in_words(limits: StudyLimits) -> list[str]:
+    """List what must hold for a larger model and was not tested."""
+    baselines_in_words = {
+        "window": "RoPE in a window",
+        "tuned": "RoPE tuned at length",
+        "hybrid": "hybrids with layers without positions",
+    }
+    parts = []
+    if not limits.rates_searched:
+        parts.append("rates, bases, slopes and scales of each encoding (--tune)")
+    elif not limits.knobs_searched:
+        parts.append("bases, slopes and scales")
+    if not limits.has_retrieval:
+        parts.append("finding facts far away")
+    parts += [baselines_in_words[name] for name in limits.absent_baselines]
+    if limits.num_sizes < 2:
+        parts.append("another size")
+    return [*parts, "documents kept apart", "your hardware and server"]
+
+
+def _sentence_on_far_context(limits: StudyLimits) -> str:
+    """Write what context from beyond the training length saves."""
+    if limits.bits_saved_by_far_context is None:
+        if limits.has_far:
+            return "What far context saves was not measured in this run."
+        return "Far tokens were not measured in this run."
+    saved_bits = max(limits.bits_saved_by_far_context, 0.0)
+    if saved_bits < MARGIN:
+        return (
+            f"Far context saves at most {saved_bits:.3f} bits here: far losses show what breaks, "
+            "not what is used."
+        )
+    return f"Far context saves up to {saved_bits:.2f} bits here."
+
+
+def sentence_on_running_only_near(names: Sequence[str], where: str) -> str:
+    """Write which encodings have no number on far bytes."""
+    return f"{list_up_to_six(names)} cannot run on {where}."
+
+
+def sentence_on_tunings_without_gain(encodings: Sequence[str]) -> str:
+    """Write of which encodings the short tuning at length did not help.
+
+    >>> sentence_on_tunings_without_gain(["rope"])
+    "rope's tuning did not help here, so a longer one is not judged."
+    """
+    if len(encodings) == 1:
+        return f"{encodings[0]}'s tuning did not help here, so a longer one is not judged."
+    names = list_up_to_six(encodings)
+    return f"The tunings of {names} did not help here, so longer ones are not judged."
+
+
+def sentence_on_servers(
+    encoding: str, servers_without: Sequence[str], best_served: Mapping[str, Gap]
+) -> str:
+    """Write which servers have no decoder of an encoding, and the best rows that they all run.
+
+    best_served: differences from the first of all rows, by row: the best served row, then those
+        that are tied with it; {} if they all run none.
+    """
+    missing = f"No decoder with {encoding} is known in {join_names(servers_without)}"
+    if not best_served:
+        return f"{missing}."
+    names = list_up_to_six(best_served)
+    gaps_text = _gaps_in_words([*best_served.values()])
+    if len(best_served) == 1:
+        verdict = f"is best ({gaps_text})"
+    elif all(gap.half_width == math.inf for gap in best_served.values()):
+        verdict = f"are not told apart ({gaps_text})"
+    else:
+        verdict = f"are tied ({gaps_text})"
+    return f"{missing}; of the rows that they run, {names} {verdict}."
+
+
+def _gaps_in_words(gaps: Sequence[Gap]) -> str:
+    """Write up to three differences, and of more the lowest and the highest: `+0.30 and
+    +0.31 ± 0.06`. Half an interval that is the same for all is written once, at the end."""
+    texts = [with_interval(gap) for gap in gaps]
+    if len(texts) > 3:
+        ordered_gaps = sorted(gaps, key=lambda gap: gap.value)
+        texts = [with_interval(ordered_gaps[0]), with_interval(ordered_gaps[-1])]
+    half_width_texts = {text.partition(" ± ")[2] for text in texts}
+    if len(half_width_texts) == 1:
+        texts[:-1] = [text.partition(" ± ")[0] for text in texts[:-1]]
+    return " to ".join(texts) if len(gaps) > 3 else join_names(texts)
+
+
+def clause_on_moved_leads(chosen: str, moves: Mapping[str, float]) -> str:
+    """Write how the leads of the row to take moved with the last doubling of the steps; "" if none
+    moved by as much as is printed. moves: bits per byte by the row behind, positive if a lead grew.
+
+    >>> clause_on_moved_leads("t5", {"alibi": -0.03, "rope": 0.08})
+    "in the last doubling t5's leads fell by 0.03 over alibi, and grew by 0.08 over rope"
+    """
+    fallen = [f"{-move:.2f} over {name}" for name, move in moves.items() if round(move, 2) < 0]
+    grown = [f"{move:.2f} over {name}" for name, move in moves.items() if round(move, 2) > 0]
+    clauses = []
+    if fallen:
+        clauses.append(f"fell by {join_names(fallen)}")
+    if grown:
+        clauses.append(f"grew by {join_names(grown)}")
+    if not clauses:
+        return ""
+    leads_noun = "lead" if len(fallen) + len(grown) == 1 else "leads"
+    return f"in the last doubling {chosen}'s {leads_noun} {', and '.join(clauses)}"
+
+
+def sentence_on_missing_rank(name: str, task: str, seed: int) -> str:
+    """Write which trial an encoding lacks for a rank over all tasks."""
+    return f"Not ranked: {name} ({task} seed {seed} is missing)."
+
+
+def sentence_on_table_rates(
+    chosen: Mapping[str, float], turned: Sequence[tuple[str, str]] = ()
+) -> str:
+    """Write how much faster than the model the search let tables and scalars of encodings learn.
+
+    turned: pairs of encodings of which the second was ahead in the search with one rate for all.
+
+    >>> sentence_on_table_rates({"t5": 80}, [("t5", "rope")])
+    'Tables learn faster than the model: t5 80 times. With one rate, rope was ahead of t5.'
+    """
+    rates = join_names([f"{name} {factor:g} times" for name, factor in chosen.items()])
+    ahead_of: dict[str, list[str]] = {}
+    for behind, ahead in turned:
+        ahead_of.setdefault(behind, []).append(ahead)
+    clauses = []
+    for behind, ahead in ahead_of.items():
+        verb = "was" if len(ahead) == 1 else "were"
+        clauses.append(f"{list_up_to_six(ahead)} {verb} ahead of {behind}")
+    sentence = f"Tables learn faster than the model: {rates}."
+    if clauses:
+        sentence += f" With one rate, {join_names(clauses)}."
+    return sentence
