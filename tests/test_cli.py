@@ -238,7 +238,7 @@ def test_full_disk_is_code_1(call, text, tmp_path, monkeypatch):
         (["--text", "{short}"], "longer than the whole text, 50 bytes in 1 file"),
         (["--train-length", "64", "--test-lengths", "32,128"], "32 is below --train-length 64"),
         (["--test-lengths", "128;256"], "whole numbers separated by commas, got '128;256'"),
-        (["--heads", "3"], "posenc: --heads 3 does not divide --width 128."),
+        (["--heads", "3"], "posenc: --heads 3 does not divide --width 64."),
         (["--heads", "4", "--kv-heads", "3"], "--kv-heads 3 does not divide --heads 4."),
         (["rope", "--width", "12", "--heads", "4"], "head_dim must be even, got 3"),
         (["--out", "{short}"], "is not a folder"),

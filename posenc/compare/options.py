@@ -31,7 +31,7 @@ _ACCEPTED_TYPES: dict[Any, tuple[Any, str]] = {
 
 
 def _describe_budgets(budgets: dict[str, Budget]) -> str:
-    """Return every budget with its name, for the help of an option: `quick: 1 seed, 200 steps`."""
+    """Return every budget with its name, for the help of an option: `quick: 1 seed, 250 steps`."""
     return "; ".join(f"{name}: {budget}" for name, budget in budgets.items())
 
 

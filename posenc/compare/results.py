@@ -341,14 +341,13 @@ class RateCheck(Record):
         if self.plain_at is None:
             return None
         plain = self.tried[self.plain_at]
-        bits_by_rate = {
-            tried.encoding_lr: tried.bits
-            for tried in self.tried
-            if (tried.lr, tried.encoding) == (plain.lr, plain.encoding)
-        }
-        if len(bits_by_rate) == 1:
+        with_usual_setting = [each for each in self.tried if each.encoding == plain.encoding]
+        if all(each.encoding_lr == plain.encoding_lr for each in with_usual_setting):
             return plain.bits
-        return bits_by_rate.get(1.0)
+        for tried in with_usual_setting:
+            if (tried.lr, tried.encoding_lr) == (plain.lr, 1.0):
+                return tried.bits
+        return None
 
     def steps_tried(self, steps_of_study: int) -> int:
         """Return the steps of each trial of the search. steps_of_study: those of the trials after

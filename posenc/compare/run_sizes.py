@@ -11,7 +11,6 @@ from statistics import fmean
 from matplotlib.figure import Figure
 
 from posenc.command_line.errors import RunFailed
-from posenc.compare.defaults import DECODER_SIZES
 from posenc.compare.options import Options, check_options
 from posenc.compare.plan.plan import chosen_budget, make_plan
 from posenc.compare.plan.sizes import LadderSize, count_parameters, ladder_sizes
@@ -44,6 +43,11 @@ _NEUTRAL_VALUES = dict.fromkeys(
 """Fields in which trials of two sizes may differ, and what replaces them to compare the others."""
 
 
+BASE_WIDTH, BASE_LAYERS = 128, 4
+"""The model of 0.9 M parameters that trains for --steps in a run of several sizes. Counted from the
+default model, which has a quarter of them, all sizes would train four times as long."""
+
+
 def run(options: Options, *, show: bool = True) -> Study:
     """Run one comparison, or one for each size of --sizes; see `run_study` and `run_sizes`."""
     if options.sizes is None and not options.also:
@@ -56,7 +60,8 @@ def run_sizes(options: Options, *, show: bool = True) -> Study:
     """Run the comparison of `options` in every size of --sizes, each in a folder of its own, and
     write a page with each lead over size; with --also, sizes of finished runs join it.
 
-    Steps are those of the default model; other sizes have as many tokens for each parameter.
+    Steps are those of a model of 0.9 M parameters; other sizes have as many tokens for each of
+    theirs.
     Returns: the study of the largest size that ran here.
 
     Raises: ValueError for wrong input, before anything is trained; RunFailed after all sizes if a
@@ -123,14 +128,14 @@ def _options_by_size(options: Options) -> list[tuple[str, Options]]:
             f"--sizes chooses --{stated_options[0].replace('_', '-')}. Leave out one of both."
         )
     steps = chosen_budget(options).steps
-    default_parameters = count_parameters(DECODER_SIZES["width"], DECODER_SIZES["layers"])
+    base_parameters = count_parameters(BASE_WIDTH, BASE_LAYERS)
     # Recorded choices are those of one size, so that one rate for all is fairer here.
     base_options = replace(base_options, tune=bool(options.tune))
     return [
         (
             size.name,
             _with_size(
-                base_options, size, max(1, round(steps * size.parameters / default_parameters))
+                base_options, size, max(1, round(steps * size.parameters / base_parameters))
             ),
         )
         for size in ladder_sizes(options.sizes)

@@ -112,7 +112,7 @@ def _shrunk_sizes(
 
 
 HEAD_CHANNELS = 32
-"""Channels of a head in models of a ladder, as in the default model."""
+"""Channels of a head in models of a ladder."""
 LEAST_LAYERS = 4
 """Layers of the smallest models of a ladder: hybrids by layer have patterns of four."""
 MAX_SIZE_DEVIATION = 0.25

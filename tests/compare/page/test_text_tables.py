@@ -18,7 +18,7 @@ from posenc.compare.scores import FarScore, LengthScore, Reading
 from posenc.report.report import Table
 from tests.compare.plan.test_equal_tuning import TRIAL, checks
 
-CONFIG = replace(TRIAL, corpus="0" * 16, test_lengths=(128, 256, 1024), num_windows=16)
+CONFIG = replace(TRIAL, steps=200, corpus="0" * 16, test_lengths=(128, 256, 1024), num_windows=16)
 
 
 def far(bits, near, count=16):
@@ -148,17 +148,21 @@ def test_figures_and_csv_have_every_reading():
 
 def test_a_study_that_was_tuned_shows_the_choices_and_what_they_turn():
     section, _ = tuning_sections(replace(STUDY, rates=tuple(checks()), rates_from="a test"))
-    table, made, turned = section.blocks
+    table, made, turned, turned_by_rates = section.blocks
     assert [row[0] for row in table.rows] == ["rope", "t5"]
     assert table.rows[0][2] == "rope:rope_theta=100"
     assert "recorded, from a test" in made
     assert turned == "Not tuned, the search's trials would be in another order: t5 before rope."
+    same = "With one rate for all, the search's trials would be in the same order."
+    assert turned_by_rates == same
+    # Of t5 another rate of tables was tried, but not the model's own.
+    assert [row[7] and row[7].value for row in table.rows] == [2.5, None]
 
 
 def test_only_the_trials_of_the_encodings_shown_are_counted():
     made = "44 trials of 200 steps with one seed"
     section, _ = tuning_sections(replace(STUDY, rates=tuple(checks()), rates_from=made))
-    table, recorded, _ = section.blocks
+    table, recorded, *_ = section.blocks
     num_shown = sum(row[1] for row in table.rows)
     assert num_shown != 44 and f"from {num_shown} trials of 200 steps with one" in recorded
 

@@ -32,9 +32,9 @@ def sizes(config, tmp_path, **options) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("config", "options", "want"),
     [
-        (None, {}, (128, 4, 4, 4)),
-        (None, {"heads": 2, "layers": 1}, (128, 1, 2, 2)),
-        (None, {"heads": 8, "kv_heads": 2}, (128, 4, 8, 2)),
+        (None, {}, (64, 4, 4, 4)),
+        (None, {"heads": 2, "layers": 1}, (64, 1, 2, 2)),
+        (None, {"heads": 8, "kv_heads": 2}, (64, 4, 8, 2)),
         (LLAMA, {}, (256, 6, 8, 2)),
         (GPT2, {}, (48, 3, 4, 4)),
         ({"text_config": LLAMA, "hidden_size": 7}, {}, (256, 6, 8, 2)),
