@@ -95,7 +95,7 @@ def test_each_task_brings_its_own_lengths_steps_and_batch():
     assert (text.train_length, text.test_lengths, text.steps, text.batch) == (
         128,
         (128, 256, 512, 1024),
-        200,
+        250,
         32,
     )
     assert (copy.train_length, copy.test_lengths, copy.steps, copy.batch) == (
