@@ -1,10 +1,10 @@
-"""Tune the default encodings alike for the default recipe, and record the choices.
+"""Tune the default encodings and NoPE alike for the default recipe, and record the choices.
 
     python experiments/equal_tuning.py FOLDER [RUN ...]
 
 runs the search of posenc/compare/plan/equal_tuning.py as `posenc compare --tune` does, one trial
 after the other on one core, and writes CHOICES_FILE, which the default comparison takes. It goes on
-where it was stopped, and takes finished trials of the folders RUN. About 40 minutes.
+where it was stopped, and takes finished trials of the folders RUN. About an hour.
 """
 
 import sys
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from posenc.compare.defaults import DEFAULT_ENCODINGS
 from posenc.compare.options import Options
 from posenc.compare.plan.equal_tuning import CHOICES_FILE, RecordedChoices, Search, recipe_of
 from posenc.compare.plan.plan import make_plan, with_text
@@ -23,13 +24,17 @@ from posenc.compare.trial.result_files import is_done, load_results
 from posenc.compare.trial.run_trial import run_trial
 from posenc.files.opening import make_folder, make_subfolder
 
+ENCODINGS = (*DEFAULT_ENCODINGS, "nope")
+"""Encodings with recorded choices: NoPE is what others are most often compared with."""
+
 
 def main(folder: Path, *reused: str) -> None:
     """Run the search in `folder` and write the choices after each of its rounds.
 
     reused: folders of runs whose finished trials are taken.
     """
-    plan = with_text(make_plan(Options(tune=True, device="cpu", precision="float32")), folder)
+    options = Options([*ENCODINGS], tune=True, device="cpu", precision="float32")
+    plan = with_text(make_plan(options), folder)
     search = plan.search
     assert search is not None and plan.splits is not None
     make_folder(folder)
