@@ -58,10 +58,9 @@ def _write_choices(
     for check in checks:
         print(check.encoding, check.best, f"of {len(check.tried)}", check.edges)
     steps = search.trials[0].steps
-    seconds = sum(result.timing.train_seconds for result in results.values() if result.timing)
     made = (
-        f"{len(results)} trials of {steps} steps with one seed, {seconds / 60:.0f} minutes of "
-        f"training, {datetime.now(UTC):%Y-%m-%d}, by experiments/equal_tuning.py"
+        f"{len(results)} trials of {steps} steps with one seed, {datetime.now(UTC):%Y-%m-%d}, "
+        "by experiments/equal_tuning.py"
     )
     recorded = RecordedChoices(recipe_of(recipe), made, checks)
     CHOICES_FILE.write_text(recorded.to_json() + "\n", encoding="utf-8")
