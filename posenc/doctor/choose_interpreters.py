@@ -125,21 +125,34 @@ def ask_about_sources(
                 f"--ask: nobody is asked about {', '.join(row_names)}, which --for names."
             )
         for python, runtime in to_ask:
-            indices = [
-                i for i in readable_indices if sources[i].spelling == _spelling_read_by(runtime)
-            ]
+            spelling = _spelling_read_by(runtime)
+            indices = [i for i in readable_indices if sources[i].spelling == spelling]
             questions = [_question_about(sources[i], length) for i in indices]
-            try:
-                answers = ask(questions, python, runtime) if indices else []
-            except AskError as error:
+            answers, failure = _answers_or_failure(questions, python, runtime)
+            if failure:
                 for i in indices:
-                    notes[i].append(f"{error} {NOTE_ON_KNOWN}")
-            else:
-                for i, answer in zip(indices, answers, strict=True):
-                    _add_answer(answers_by_source[i], answer)
+                    notes[i].append(failure)
+                continue
+            for i, answer in zip(indices, answers, strict=True):
+                _add_answer(answers_by_source[i], answer)
     if has_named_interpreter:
         _note_files_that_nobody_reads(sources, answers_by_source, notes)
     return answers_by_source, notes
+
+
+def _answers_or_failure(
+    questions: Sequence[tuple[Mapping[str, Any] | Path, list[int]]],
+    python: str | None,
+    runtime: str,
+) -> tuple[list[RuntimeAnswer], str]:
+    """Return a runtime's answers to the questions, and ""; or none, and the line that says why.
+    Without questions nobody is asked."""
+    if not questions:
+        return [], ""
+    try:
+        return ask(questions, python, runtime), ""
+    except AskError as error:
+        return [], f"{error} {NOTE_ON_KNOWN}"
 
 
 def _runtimes_of_interpreters(

@@ -10,6 +10,13 @@ from posenc.command_line.errors import describe_os_error
 from posenc.command_line.options import require_choice
 from posenc.doctor import choose_interpreters, compare_files
 from posenc.doctor.command import Options
+from posenc.doctor.copy_report import (
+    report_of_converted_copy,
+    report_of_fixed_copy,
+    report_of_fixed_gguf,
+    report_of_permuted_adapter,
+    report_of_scaled_adapter,
+)
 from posenc.doctor.misreadings import Case
 from posenc.doctor.option_checks import actions_asked_for, check_options, ignored_codes
 from posenc.doctor.report import (
@@ -17,15 +24,10 @@ from posenc.doctor.report import (
     report_of,
     report_of_answers,
     report_of_comparison,
-    report_of_converted_copy,
-    report_of_fixed_copy,
-    report_of_fixed_gguf,
     report_of_layout,
     report_of_options,
-    report_of_permuted_adapter,
     report_of_position_ids,
     report_of_rule,
-    report_of_scaled_adapter,
     report_of_several,
     report_without_judgement,
 )

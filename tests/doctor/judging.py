@@ -4,9 +4,9 @@ from pathlib import Path
 
 from posenc.doctor import run_command
 from posenc.doctor.command import Options
+from posenc.doctor.copy_report import report_of_fixed_copy, report_of_fixed_gguf
 from posenc.doctor.cures import fixing
 from posenc.doctor.misreadings import Case
-from posenc.doctor.report import report_of_fixed_copy, report_of_fixed_gguf
 from posenc.doctor.rules import findings
 from posenc.report.report import as_json
 from posenc.report.terminal import as_text

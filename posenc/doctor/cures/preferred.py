@@ -37,15 +37,8 @@ def contradictions(config: Mapping[str, Any]) -> Iterator[Contradiction]:
     prefix = (inner_key,) if inner_key else ()
     part = config[inner_key] if inner_key else config
     yield from _two_levels(config, inner_key)
-    older_dict, newer_dict = part.get("rope_scaling"), part.get("rope_parameters")
-    if (
-        isinstance(older_dict, Mapping)
-        and isinstance(newer_dict, Mapping)
-        and older_dict
-        and newer_dict
-    ):
-        if set(differing_keys(older_dict, newer_dict, part)) - {"rope_theta"}:
-            yield Contradiction(((*prefix, "rope_scaling"), (*prefix, "rope_parameters")))
+    if _rope_dicts_differ(part):
+        yield Contradiction(((*prefix, "rope_scaling"), (*prefix, "rope_parameters")))
     for name in ROPE_DICT_KEYS:
         p = part.get(name)
         if isinstance(p, Mapping) and _types_differ(p):
@@ -65,6 +58,17 @@ def _two_levels(config: Mapping[str, Any], inner_key: str) -> Iterator[Contradic
         if config.get(key) is not None and config[key] != config[inner_key].get(key):
             inner_paths = ((inner_key, key),) if config[inner_key].get(key) is not None else ()
             yield Contradiction(((key,), *inner_paths))
+
+
+def _rope_dicts_differ(part: Mapping[str, Any]) -> bool:
+    """Return True if a config has both rope dicts, and they differ in more than rope_theta, which
+    is compared by itself."""
+    older_dict, newer_dict = part.get("rope_scaling"), part.get("rope_parameters")
+    if not isinstance(older_dict, Mapping) or not isinstance(newer_dict, Mapping):
+        return False
+    if not older_dict or not newer_dict:
+        return False
+    return bool(set(differing_keys(older_dict, newer_dict, part)) - {"rope_theta"})
 
 
 def _types_differ(p: Mapping[str, Any]) -> bool:

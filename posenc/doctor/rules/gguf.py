@@ -166,39 +166,64 @@ def report_half_written_scaling(case: Case) -> Iterator[Hit]:
 
 def _half_written_scalings(meta: Metadata) -> Iterator[tuple[str, str]]:
     """Yield what is missing of a scaling, or contradicts it, and which key to write."""
-    key_prefix = f"{meta.architecture}.rope.scaling"
-    has_type = "scaling_type" in meta.given_fields
-    is_stretched = meta.scaling_factor != 1
-    scaling_type = meta.scaling_type
-    stretching_type_is_given = has_type and scaling_type in ("yarn", "linear")
-    factor_is_missing = stretching_type_is_given and "scaling_factor" not in meta.given_fields
-    if factor_is_missing:
+    yield from _missing_keys(meta)
+    yield from _contradicting_keys(meta)
+    yield from _original_length_without_scaling(meta)
+
+
+def _key_prefix(meta: Metadata) -> str:
+    """Return what the keys of a file's scaling begin with."""
+    return f"{meta.architecture}.rope.scaling"
+
+
+def _factor_is_missing(meta: Metadata) -> bool:
+    """Return True if the file names a type that stretches by a factor, and gives none."""
+    return _names_stretching_type(meta) and "scaling_factor" not in meta.given_fields
+
+
+def _names_stretching_type(meta: Metadata) -> bool:
+    """Return True if the file itself names a type that stretches by a factor."""
+    return "scaling_type" in meta.given_fields and meta.scaling_type in ("yarn", "linear")
+
+
+def _missing_keys(meta: Metadata) -> Iterator[tuple[str, str]]:
+    """Yield the keys that a file's scaling lacks, and which key to write."""
+    key_prefix = _key_prefix(meta)
+    if _factor_is_missing(meta):
         yield (
-            f"{key_prefix}.type is {scaling_type} and {key_prefix}.factor is missing: libllama "
-            "takes 1, which stretches nothing",
+            f"{key_prefix}.type is {meta.scaling_type} and {key_prefix}.factor is missing: "
+            "libllama takes 1, which stretches nothing",
             f"Write {key_prefix}.factor.",
         )
-    needs_original = (scaling_type == "yarn" and is_stretched) or meta.chooses_list_by_length
+    yarn_stretches = meta.scaling_type == "yarn" and meta.scaling_factor != 1
+    needs_original = yarn_stretches or meta.chooses_list_by_length
     if needs_original and "original_length" not in meta.given_fields:
         what_needs_it = "the file has longrope's divisors"
-        if has_type:
-            what_needs_it = f"{key_prefix}.type is {scaling_type}"
+        if "scaling_type" in meta.given_fields:
+            what_needs_it = f"{key_prefix}.type is {meta.scaling_type}"
         yield (
             f"{what_needs_it} and {key_prefix}.original_context_length is missing: libllama takes "
             f"context_length, {meta.context_length}, for the training length",
             f"Write {key_prefix}.original_context_length, the length before stretching.",
         )
-    if scaling_type == "none" and is_stretched:
+
+
+def _contradicting_keys(meta: Metadata) -> Iterator[tuple[str, str]]:
+    """Yield values of a file's scaling that contradict each other or the model's length, and which
+    key to write."""
+    key_prefix = _key_prefix(meta)
+    factor = meta.scaling_factor
+    if meta.scaling_type == "none" and factor != 1:
         yield (
-            f"{key_prefix}.factor is {meta.scaling_factor:g} and {key_prefix}.type none, which "
+            f"{key_prefix}.factor is {factor:g} and {key_prefix}.type none, which "
             "stretches nothing",
             f"Write the type that the factor is for into {key_prefix}.type, or drop the factor.",
         )
-    if 0 < meta.scaling_factor < 1:
-        inverse = 1 / meta.scaling_factor
+    if 0 < factor < 1:
+        inverse = 1 / factor
         yield (
-            f"{key_prefix}.factor is {meta.scaling_factor:g}; stretching to {inverse:g} times the "
-            f"length is factor {inverse:g}",
+            f"{key_prefix}.factor is {factor:g}; stretching to {inverse:g} times the length is "
+            f"factor {inverse:g}",
             f"Write {key_prefix}.factor {inverse:g} if it is to be stretched.",
         )
     if meta.original_length > meta.context_length:
@@ -207,21 +232,26 @@ def _half_written_scalings(meta: Metadata) -> Iterator[tuple[str, str]]:
             f"{meta.architecture}.context_length {meta.context_length}",
             f"Write the length before stretching into {key_prefix}.original_context_length.",
         )
+
+
+def _original_length_without_scaling(meta: Metadata) -> Iterator[tuple[str, str]]:
+    """Yield an original length below the model's that nothing in the file stretches, and which key
+    to write. A missing factor is reported by `_missing_keys`."""
+    is_stretched = meta.scaling_factor != 1
     divides_frequencies = is_stretched or meta.rope_freqs is not None or meta.has_factor_lists
-    if (
-        meta.original_length < meta.context_length
-        and not divides_frequencies
-        and not meta.lost_factors
-        and not factor_is_missing  # reported above
-    ):
-        cure = f"Write {key_prefix}.type and {key_prefix}.factor."
-        if stretching_type_is_given:  # with a factor of 1
-            cure = f"Write {key_prefix}.factor."
-        yield (
-            f"{key_prefix}.original_context_length is {meta.original_length:g} of "
-            f"{meta.context_length}, and nothing in the file stretches the frequencies",
-            cure,
-        )
+    if divides_frequencies or meta.lost_factors or _factor_is_missing(meta):
+        return
+    if not meta.original_length < meta.context_length:
+        return
+    key_prefix = _key_prefix(meta)
+    cure = f"Write {key_prefix}.type and {key_prefix}.factor."
+    if _names_stretching_type(meta):  # with a factor of 1
+        cure = f"Write {key_prefix}.factor."
+    yield (
+        f"{key_prefix}.original_context_length is {meta.original_length:g} of "
+        f"{meta.context_length}, and nothing in the file stretches the frequencies",
+        cure,
+    )
 
 
 @rule("PD060", "W")

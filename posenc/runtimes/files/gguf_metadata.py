@@ -250,11 +250,19 @@ def _what_value_must_be(name: str, value: Any) -> str:
     if name == "window_pattern":
         is_integer = type(value) is int and value >= 0
         return "" if is_integer else "an integer, or a list of flags"
-    is_finite = isinstance(value, int | float) and math.isfinite(value)
-    is_allowed = is_finite and (value > 0 or (value == 0 and name in FIELDS_THAT_MAY_BE_ZERO))
-    if is_allowed and name in INTEGER_FIELDS and value != int(value):
+    return _what_number_must_be(name, value)
+
+
+def _what_number_must_be(name: str, value: Any) -> str:
+    """Return in words what the value of a field of numbers must be; empty if it is right."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return "a number above 0"
+    is_allowed_zero = value == 0 and name in FIELDS_THAT_MAY_BE_ZERO
+    if not (value > 0 or is_allowed_zero):
+        return "a number above 0"
+    if name in INTEGER_FIELDS and value != int(value):
         return "a whole number"
-    return "" if is_allowed else "a number above 0"
+    return ""
 
 
 def _is_flag(value: Any) -> bool:

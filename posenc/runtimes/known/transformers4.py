@@ -243,36 +243,46 @@ def rotation(
     facts = _facts_of(model)
     head_dim = int(model.get(facts.head_key) or model.head_dim)
     dim = int(head_dim * _rotated_share(model))
-    plain_inv_freq = float64_formulas.unscaled_frequencies(dim, theta)
-    meaning_of_null_head = facts.nulls.get("head_dim")
-    if meaning_of_null_head == "refused" and model.config.get("head_dim", 0) is None:
+    if facts.nulls.get("head_dim") == "refused" and model.config.get("head_dim", 0) is None:
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'int' and 'NoneType'")
     if model.transformers5_facts.axes is not None:  # a tower, which reads no scaling
         head_dim = model.size("hidden_size") // model.num_heads  # whatever head_dim says
         return transformers5.axial_rotation("default", model, head_dim, theta)
     if scaling is None or scaling["rope_type"] == "default":
-        return LayerRotation(plain_inv_freq)
-    rope_type = scaling["rope_type"]
-    trained_length = model.max_positions
+        return LayerRotation(float64_formulas.unscaled_frequencies(dim, theta))
+    _refuse_null_sizes(model, scaling["rope_type"])
+    return _scaled_rotation(model, scaling, dim, theta, length)
+
+
+def _refuse_null_sizes(model: Model, rope_type: str) -> None:
+    """Raise RefusedError where a type's function computes with a size that is null or missing."""
     if rope_type != "linear" and model.get("max_position_embeddings") is None:
         raise RefusedError(NO_LENGTH_MESSAGE)
     # The function of a type multiplies a null, but for those two, which replace it.
+    meaning_of_null_head = _facts_of(model).nulls.get("head_dim")
     keeps_null = meaning_of_null_head is not None and rope_type not in ("linear", "llama3")
     if keeps_null and model.config.get("head_dim") is None:
         raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
+
+
+def _scaled_rotation(
+    model: Model, scaling: dict[str, Any], dim: int, theta: float, length: int
+) -> LayerRotation:
+    """Return the rotation of `dim` channels by a scaling, see `scaling_of`, at a length."""
+    rope_type = scaling["rope_type"]
+    unscaled = float64_formulas.unscaled_frequencies(dim, theta)
     if rope_type == "longrope":
-        return _with_own_mscale(
-            _longrope_rotation(model, scaling, plain_inv_freq, length), model, scaling, length
-        )
+        longrope = _longrope_rotation(model, scaling, unscaled, length)
+        return _with_own_mscale(longrope, model, scaling, length)
     factor = require_number(scaling["factor"], "factor")
     if rope_type == "linear":
-        return LayerRotation(float64_formulas.linear_frequencies(plain_inv_freq, factor))
+        return LayerRotation(float64_formulas.linear_frequencies(unscaled, factor))
     if rope_type == "dynamic":
         base = _dynamic_base(model, scaling, theta, dim, factor, length)
         return LayerRotation(float64_formulas.unscaled_frequencies(dim, base))
     if rope_type == "llama3":
         return llama3_rotation(scaling, dim, theta)
-    original_length = scaling.get("original_max_position_embeddings") or trained_length
+    original_length = scaling.get("original_max_position_embeddings") or model.max_positions
     return transformers5.yarn_rotation(
         scaling, dim, theta, factor, require_number(original_length, "original length")
     )

@@ -120,42 +120,56 @@ class Server:
         interleaved            whether pairs are channels (2i, 2i + 1); null if modules differ
         admits                 null; it is asked separately
         """
-        modules = dict(model.named_modules(remove_duplicate=False))
-        attention_class = self.attention_class()
-        rotary_by_layer, attending_layers, unrotated_layers = {}, set(), set()
-        scales = []
-        for path, module in modules.items():
-            layer_match = LAYER_PATTERN.search(f"{path}.")
-            if layer_match is None or IMAGES_OR_SOUND_PATTERN.search(path):
-                continue
-            index = int(layer_match[1])
-            if hasattr(module, "head_size") and hasattr(module, "rotary_dim"):
-                rotary_by_layer.setdefault(index, (path, module))
-            if isinstance(module, attention_class):
-                attending_layers.add(index)
-                scale = self.softmax_scale(module)
-                if isinstance(scale, (int, float)) and scale not in scales:
-                    scales.append(scale)
-            if getattr(module, "use_rope", None) is False or getattr(module, "nope", None) is True:
-                unrotated_layers.add(index)
+        rotary_by_layer, attending_layers, unrotated_layers = self.layers_of(model)
+        rotating_layers = {
+            i: module for i, module in rotary_by_layer.items() if i not in unrotated_layers
+        }
         with self.running(settings):
-            rotation_rows = distinct_rotations(
-                {i: rotary_by_layer[i] for i in rotary_by_layer if i not in unrotated_layers},
-                length,
-            )
+            rotation_rows = distinct_rotations(rotating_layers, length)
         interleaved_values = {row.pop("interleaved") for row in rotation_rows}
         return {
             "class": type(model).__name__,
             "stops": "",
             "rotations": rotation_rows,
             "changes": False,
-            "softmax_scales": scales,
-            "without_rotation": sorted(
-                i for i in attending_layers if i in unrotated_layers or i not in rotary_by_layer
-            ),
+            "softmax_scales": self.softmax_scales(model),
+            "without_rotation": sorted(attending_layers - rotating_layers.keys()),
             "interleaved": interleaved_values.pop() if len(interleaved_values) == 1 else None,
             "admits": None,
         }
+
+    def layers_of(self, model):
+        """Return the rotary module of each layer with its path, the first that it has; the indices
+        of layers with attention; and those of layers whose code skips the rotation."""
+        attention_class = self.attention_class()
+        rotary_by_layer, attending_layers, unrotated_layers = {}, set(), set()
+        for index, path, module in modules_in_layers(model):
+            if hasattr(module, "head_size") and hasattr(module, "rotary_dim"):
+                rotary_by_layer.setdefault(index, (path, module))
+            if isinstance(module, attention_class):
+                attending_layers.add(index)
+            if getattr(module, "use_rope", None) is False or getattr(module, "nope", None) is True:
+                unrotated_layers.add(index)
+        return rotary_by_layer, attending_layers, unrotated_layers
+
+    def softmax_scales(self, model):
+        """Return what attention multiplies q . k by in the layers, each value once."""
+        attention_class = self.attention_class()
+        scales = []
+        for _, _, module in modules_in_layers(model):
+            scale = self.softmax_scale(module) if isinstance(module, attention_class) else None
+            if isinstance(scale, (int, float)) and scale not in scales:
+                scales.append(scale)
+        return scales
+
+
+def modules_in_layers(model):
+    """Yield the index of the layer, the path and the module of each module inside a layer of the
+    language model, without towers for images or sound."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        layer_match = LAYER_PATTERN.search(f"{path}.")
+        if layer_match is not None and not IMAGES_OR_SOUND_PATTERN.search(path):
+            yield int(layer_match[1]), path, module
 
 
 def without_quantization(config):
