@@ -125,34 +125,35 @@ def ask_about_sources(
                 f"--ask: nobody is asked about {', '.join(row_names)}, which --for names."
             )
         for python, runtime in to_ask:
-            spelling = _spelling_read_by(runtime)
-            indices = [i for i in readable_indices if sources[i].spelling == spelling]
-            questions = [_question_about(sources[i], length) for i in indices]
-            answers, failure = _answers_or_failure(questions, python, runtime)
-            if failure:
-                for i in indices:
-                    notes[i].append(failure)
-                continue
-            for i, answer in zip(indices, answers, strict=True):
-                _add_answer(answers_by_source[i], answer)
+            _ask_one_runtime(python, runtime, sources, length, answers_by_source, notes)
     if has_named_interpreter:
         _note_files_that_nobody_reads(sources, answers_by_source, notes)
     return answers_by_source, notes
 
 
-def _answers_or_failure(
-    questions: Sequence[tuple[Mapping[str, Any] | Path, list[int]]],
+def _ask_one_runtime(
     python: str | None,
     runtime: str,
-) -> tuple[list[RuntimeAnswer], str]:
-    """Return a runtime's answers to the questions, and ""; or none, and the line that says why.
-    Without questions nobody is asked."""
-    if not questions:
-        return [], ""
+    sources: Sequence[Source],
+    length: int | None,
+    answers_by_source: Sequence[dict[str, RuntimeAnswer]],
+    notes: Sequence[list[str]],
+) -> None:
+    """Ask a runtime about all files that it reads, and add its answer to those of each file; or to
+    the file's notes why there is none."""
+    spelling = _spelling_read_by(runtime)
+    indices = [i for i, source in enumerate(sources) if source.spelling == spelling]
+    if not indices:
+        return
+    questions = [_question_about(sources[i], length) for i in indices]
     try:
-        return ask(questions, python, runtime), ""
+        answers = ask(questions, python, runtime)
     except AskError as error:
-        return [], f"{error} {NOTE_ON_KNOWN}"
+        for i in indices:
+            notes[i].append(f"{error} {NOTE_ON_KNOWN}")
+        return
+    for i, answer in zip(indices, answers, strict=True):
+        _add_answer(answers_by_source[i], answer)
 
 
 def _runtimes_of_interpreters(
