@@ -18,11 +18,12 @@ These are chosen on the CPU in float32:
     DeBERTa    reference, blocks     blocks                sdpa row
     CoPE       reference, blocks     blocks                reference
 
-On CUDA a few queries run as `sdpa row`, too, and all longer attention with a bias as `flex`.
+Training on the CPU in 16 bits, or with a bias, over at most SHORT_LENGTH keys is `reference`,
+whatever the table says. Of two names, the second one runs if the scores exceed MAX_DENSE_BYTES.
+Shaw needs enough keys (MIN_LENGTH_PER_NEAR_KEY).
 
-`reference` also runs training in 16 bits, or with a bias, over at most SHORT_LENGTH keys. Of two
-names, the second one runs if the scores exceed MAX_DENSE_BYTES. Shaw needs enough keys
-(MIN_LENGTH_PER_NEAR_KEY).
+On CUDA a few queries run as `sdpa row`, too. All longer attention with a bias runs as `reference`
+while its scores fit into MAX_DENSE_BYTES, and as `flex` beyond.
 """
 
 from dataclasses import dataclass
