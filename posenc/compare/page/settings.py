@@ -37,7 +37,7 @@ _HOW_RATES_WERE_TRIED = (
 def tuning_sections(study: Study) -> Iterator[Section]:
     """Yield the sections of a study whose learning rates, or also settings, were chosen."""
     if any(check.plain_at is not None for check in study.rates):
-        yield Section("Tuning", [*_tuning_blocks(study)])
+        yield Section("Choice of rates and settings", [*_tuning_blocks(study)])
         yield Section("", [_HOW_TUNED], is_detail=True)
     else:
         yield Section("Learning rates", [_rate_table(study.rates)])
@@ -46,26 +46,33 @@ def tuning_sections(study: Study) -> Iterator[Section]:
 
 def _tuning_blocks(study: Study) -> Iterator[Block]:
     """Yield what a search of rates and settings chose for each encoding, and which order would be
-    another with one rate and the usual settings for all."""
+    another with the usual settings, or with one rate for all. Its words are not "tuned", which
+    names a reading of the same page."""
     header = [
         "encoding",
         Heading("trials", "of the search"),
         "setting taken",
         Heading("learning rate", "of the model"),
         Heading("rate of tables", "in multiples of it"),
-        Heading("tuned", "bits per byte, validation"),
-        Heading("not tuned", _untuned_in_words(study.rates)),
+        Heading("chosen", "bits per byte, validation"),
+        Heading("usual", _untuned_in_words(study.rates)),
         Heading("one rate", "the usual setting, tables at the model's rate"),
         Heading("edges that won", "beyond which may be better"),
     ]
     rows = [_tuning_row(check) for check in study.rates]
-    yield Table(header, rows, "Each encoding is tuned by one rule.", as_cards=True, name="tuning")
+    yield Table(
+        header,
+        rows,
+        "Rates and settings of every encoding are chosen by one rule.",
+        as_cards=True,
+        name="tuning",
+    )
     if study.rates_from:
         num_shown = sum(len(check.tried) for check in study.rates)
         # The record counts its trials of all encodings, and this study may have fewer of them.
         record_in_words = re.sub(r"^\d+ trials\b", f"{num_shown} trials", study.rates_from)
         yield f"This run did not search: the choices are recorded, from {record_in_words}."
-    yield _sentence_on_order("Not tuned", pairs_turned_by_tuning(study.rates))
+    yield _sentence_on_order("With the usual settings", pairs_turned_by_tuning(study.rates))
     if any(check.one_rate_bits is not None for check in study.rates):
         yield _sentence_on_order("With one rate for all", pairs_turned_by_rates(study.rates))
 

@@ -177,11 +177,11 @@ def check_plan(plan: Plan, workers: int, local_workers: int) -> dict[str, str]:
     Returns: for --unchecked, why the losses of an encoding are meaningless, by its text.
     Raises: ValueError.
     """
-    num_seeds = plan.num_seeds + len(plan.rate_trials) // len(plan.compared) // len(
-        plan.task_trials
-    )
+    # A trial of the search counts like a seed: at most it has as many steps.
+    num_pairs = len(plan.compared) * len(plan.task_trials)
+    trials_of_a_pair = plan.num_seeds + len(plan.rate_trials) // num_pairs
     texts = [entry.text for entry in plan.compared]
-    check_cost(plan.task_trials, texts, num_seeds, workers, plan.options.yes, local_workers)
+    check_cost(plan.task_trials, texts, trials_of_a_pair, workers, plan.options.yes, local_workers)
     for trial in plan.task_trials:
         check_in_model(trial, plan.compared)
     return find_contract_failures(plan.compared, plan.options.unchecked, plan.task_trials)

@@ -81,7 +81,8 @@ def tune_and_read(
 ) -> TunedReading:
     """Tune the trained model at the longest test length and return its scores at the training
     length and there. The model itself stays as it is. The code is posenc extend's, with its
-    defaults but for the batch, TUNE_BATCH.
+    defaults but for the batch, TUNE_BATCH: up to the training length the copy learns the
+    predictions of the unchanged model, its teacher, and beyond it the next bytes.
 
     RoPE without a scaling gets YaRN's for the longest length, as extend's recommendation for a
     tuned checkpoint; other scalings stay.
