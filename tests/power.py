@@ -207,14 +207,14 @@ MUTATIONS = (
     ),
     Mutation(
         "compare/trial/windows.py",
-        "starts = random.integers(0, len(symbols) - config.train_length, size=config.batch)",
-        "starts = random.integers(0, len(symbols) - config.train_length - 9, size=config.batch)",
+        "starts = generator.integers(0, len(symbols) - config.train_length, size=config.batch)",
+        "starts = generator.integers(0, len(symbols) - config.train_length - 9, size=config.batch)",
         "compare/trial",
     ),
     Mutation(
         "compare/judge/standing.py",
-        "return sum(key < mine for key in all_of_them) + (equal + 1) / 2",
-        "return sum(key < mine for key in all_of_them) + 1",
+        "return sum(key < own_key for key in all_keys) + (num_equal + 1) / 2",
+        "return sum(key < own_key for key in all_keys) + 1",
         "compare/judge",
     ),
     Mutation(
