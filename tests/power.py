@@ -47,8 +47,8 @@ MUTATIONS = (
     ),
     Mutation(
         "encodings/numerics/slopes_and_buckets.py",
-        "2 ** (-bias_max * h / largest_power) for h in range(1, largest_power + 1)",
-        "2 ** (-bias_max * h / largest_power) for h in range(largest_power)",
+        "2 ** (-bias_max * h / largest_power_of_two) for h in range(1, largest_power_of_two + 1)",
+        "2 ** (-bias_max * h / largest_power_of_two) for h in range(largest_power_of_two)",
         "encodings/scores",
     ),
     Mutation(
