@@ -152,7 +152,9 @@ def _row_gradient(problem: Problem, inputs: ScoreInputs, grad_lse: Tensor | None
     if constant_from <= problem.q_len - 1:
         # The gradients of a query's scores sum to that of its log-sum-exp, because its weights sum
         # to 1. The difference between this sum and that over the near entries is the gradient of
-        # the far entries, which are one parameter: any of them gets it.
+        # the far entries, which are one parameter: any of them gets it. `d_row` also has incomplete
+        # sums of far entries, from blocks with near pairs. They are subtracted here, and cancel
+        # where autograd adds up the gradients of all far entries.
         total_gradient = 0 if grad_lse is None else grad_lse.to(row.dtype).sum((0, 2))
         d_row[:, 0] += total_gradient - d_row.sum(-1)
     return d_row.to(row.dtype)
@@ -181,8 +183,8 @@ def _block_offsets(problem: Problem, block_size: int, constant_from: int) -> ran
     greatest_distance = min(greatest_distance, constant_from - 1)
     # With n = block_size, blocks with an offset have pairs at distances from offset * n - (n - 1)
     # to offset * n + (n - 1). The highest offset still has one at `greatest_distance` or below: it
-    # is most / n rounded up. The lowest has one at `least_distance` or above: (least - (n - 1)) / n
-    # rounded up. Both within what the numbers of blocks allow.
+    # is greatest_distance / n rounded up. The lowest has one at `least_distance` or above: it is
+    # (least_distance - (n - 1)) / n rounded up. Both within what the numbers of blocks allow.
     highest_offset_with_pairs = (greatest_distance + block_size - 1) // block_size
     lowest_offset_with_pairs = -((block_size - 1 - least_distance) // block_size)
     highest_offset = min(highest_offset_with_pairs, (problem.q_len - 1) // block_size)

@@ -23,7 +23,9 @@ Entries of one parameter. Far distances may share one parameter of each head, as
 does: the first `num_constant` entries of the row. Without grad_lse, the sum of d_s[i, j] over j is
 mean[i] - mean[i] = 0 for each query, because weights sum to 1. So the gradients of all entries sum
 to 0, those of the first `num_constant` ones sum to minus the sum of the others, and only pairs that
-read the others are computed.
+read the others are computed. The blocks in which they are computed also have some pairs that read
+the first entries. Incomplete sums of these cancel: the difference above subtracts them, and the
+gradient of the parameter, which is the sum over its entries, adds them again.
 
 When this is too coarse. That sum is a difference of larger numbers: if it is less than 1e-4 of the
 sum of their sizes, rounding would be much of it. The gradient is then computed again from all
@@ -218,15 +220,19 @@ def _row_gradient(
     # 16 bits do not sum to 1 closely enough.
     sums_to_zero = saved.grad_lse is None and saved.q.dtype == row.dtype
     if entries.num_constant == 0 or not sums_to_zero:
-        return _sums_along_diagonals(saved, row, scale, plan, 0, entries.visible_end)
+        return _sums_along_diagonals(saved, row, scale, plan, begin=0, end=entries.visible_end)
 
-    d_row = _sums_along_diagonals(saved, row, scale, plan, *entries)
+    d_row = _sums_along_diagonals(
+        saved, row, scale, plan, begin=entries.num_constant, end=entries.visible_end
+    )
+    # This subtracts the incomplete sums of the constant entries, too. They cancel: autograd adds up
+    # the gradients of all constant entries, and so adds the same sums again.
     constant_gradient = -d_row.sum(-1)
     # In float32, terms of d_row have relative errors near 1e-7: a sum of 1e-4 of their size keeps
     # three digits. 1e-4 is chosen.
     is_too_coarse = constant_gradient.abs() < 1e-4 * d_row.abs().sum(-1)
     if bool(is_too_coarse.any()):
-        return _sums_along_diagonals(saved, row, scale, plan, 0, entries.visible_end)
+        return _sums_along_diagonals(saved, row, scale, plan, begin=0, end=entries.visible_end)
     # One of the constant entries gets the gradient of all of them: they are one parameter.
     d_row[:, entries.num_constant - 1] += constant_gradient
     return d_row
@@ -256,6 +262,7 @@ def _sums_along_diagonals(
                     if part.kv_start >= part.kv_stop:
                         continue
                     bias = reversed_bias(row[slice_of_call], q_len, part)
+                    # From entry 0 on, a strip has all keys that its queries see; else only some.
                     if begin == 0:
                         d_scores = _complete_score_gradients(saved_of_heads, bias, scale, part)
                     else:
