@@ -74,7 +74,7 @@ def _sum_diagonals_kernel(
     q_len,
     kv_len,
     row_len,
-    last_offset,
+    highest_offset,
     least_distance,
     greatest_distance,
     scale,
@@ -98,7 +98,7 @@ def _sum_diagonals_kernel(
     part = tl.program_id(0)
     offset_index = tl.program_id(1)
     head = tl.program_id(2)
-    offset = last_offset - offset_index
+    offset = highest_offset - offset_index
     index_in_block = tl.arange(0, BLOCK)
     # All blocks of one offset have the same distances, and so the same bias. It is multiplied by
     # log2(e), as scores are below, because exp2 is the faster instruction: exp(x) = exp2(x
@@ -227,7 +227,7 @@ def diagonal_block_sums(
             q_len,
             k.shape[2],
             row.shape[1],
-            block_offsets[0],
+            block_offsets[0],  # highest_offset
             least_distance,
             greatest_distance,
             scale,
@@ -240,6 +240,7 @@ def diagonal_block_sums(
             NUM_PARTS=NUM_PARTS,
             PRECISION="ieee",
             num_warps=NUM_WARPS,
+            # Blocks in shared memory at once: as many as fit, at most 3 (chosen).
             num_stages=max(1, min(3, MAX_SHARED_BYTES // _block_bytes(q, v, size))),
         )
     return out.sum(1)
