@@ -26,7 +26,7 @@ from posenc.positions import as_tensor
 
 LARGEST_EXACT_INTEGER = 2**24
 """float32 has all whole numbers up to this one."""
-MIN_FAR_BLOCKS = 6
+MIN_FAR_BLOCKS = 7
 """Minimum number of blocks of far keys that the last query sees, for which attending to them in a
 call of their own is faster."""
 DEVICES_WITHOUT_LSE = ("cpu",)
@@ -282,7 +282,8 @@ def _first_far_offset(problem: Problem) -> int | None:
     first_offset = -(-(term.constant_from - query_offset + BLOCK_SIZE - 1) // BLOCK_SIZE)
     # The last query and the first key, which is in block 0, are farthest apart.
     last_offset = min(problem.q_len - 1, problem.visible_distances[1]) // BLOCK_SIZE
-    return first_offset if last_offset - first_offset >= MIN_FAR_BLOCKS else None
+    num_far_blocks = last_offset - first_offset + 1
+    return first_offset if num_far_blocks >= MIN_FAR_BLOCKS else None
 
 
 def block_mask(problem: Problem) -> Any:
@@ -368,7 +369,7 @@ def _exact_block_mask(
         )
         offset_bounds = (_scalar_tensor(first_offset, device), _scalar_tensor(stop_offset, device))
 
-        # Blocks of queries along the first_offset axis, of keys along the second.
+        # Blocks of queries along the first axis, of keys along the second.
         begin_q = torch.arange(0, q_len, BLOCK_SIZE, device=device)[:, None]
         begin_k = torch.arange(0, kv_len, BLOCK_SIZE, device=device)
         end_q = begin_q + BLOCK_SIZE
