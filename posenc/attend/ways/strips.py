@@ -13,6 +13,9 @@ strides (1, 1), which takes no memory. torch's flash kernel reads it as its mask
 a bias by distance costs as much as attention without one, and less if the bias hides far keys, as
 ALiBi's does. In the backward pass this holds if the bias is constant.
 
+In this folder `row` is such a row, a bias by falling distance. A row of scores, or of a block, is
+that of one query, as in `num_rows` and STRIP_ROWS. A row of the batch is one of its sequences.
+
 This file computes the row and plans blocks of queries ("strips"), each over the keys that the mask
 shows to it. `strips_forward` runs them. `strips_backward` computes gradients, also of the row.
 """
@@ -75,8 +78,9 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 
 def _plan_heads(problem: Problem, row: Tensor, num_negligible: list[int]) -> StripPlan:
-    """Divide the queries of each head into groups of strips. Heads that can leave out about as many
-    far keys attend together.
+    """Divide the queries of each head into groups of strips, and the heads into those that attend
+    together: blocks of `_heads_per_call` heads. Blocks next to each other are joined if their heads
+    leave out the same fewest and the same most far keys.
 
     row: the bias by falling distance, (num_heads, q_len + kv_len - 1).
     num_negligible: for each head, how many of the first entries of `row` may be left out.
@@ -187,7 +191,8 @@ def _plan_group(
 
     kv_start, kv_stop = problem.keys_visible_to_all(begin, end)
     kv_start = max(kv_start, most_left_out - q_len + end)
-    # One key less on both sides, so that each query sees at least one of the remaining keys.
+    # One key less on both sides, so that each query sees at least one of the remaining keys: the
+    # result for these keys, to which the shared one is joined, then has a finite log-sum-exp.
     shared = Strip(begin, end, kv_start + 1 if kv_start else 0, kv_stop - 1)
     if len(strips) == 1 or shared.kv_stop - shared.kv_start < STRIP_ROWS:
         return StripGroup(strips, None)
