@@ -54,16 +54,16 @@ class Band:
         vectors = self.vectors[0] if heads_share_table else self.vectors
         return vectors.narrow(-2, start, count)
 
-    def near_keys(self, shift: int, num_rows: int, num_keys: int) -> tuple[int, int]:
+    def near_keys(self, query_offset: int, num_rows: int, num_keys: int) -> tuple[int, int]:
         """Return (kv_start, kv_stop): keys [kv_start, kv_stop) of a block are those whose distance
         to at least one of its queries is strictly between `low` and `high`. For earlier keys all
         queries have the vector of `high`, and for later ones that of `low`.
 
-        shift: position of the first query minus that of the first key. num_rows, num_keys: numbers
-        of queries and of keys in the block.
+        query_offset: position of the first query minus that of the first key. num_rows, num_keys:
+        numbers of queries and of keys in the block.
         """
-        kv_start = min(max(shift - self.high + 1, 0), num_keys)
-        return kv_start, min(max(shift + num_rows - 1 - self.low, kv_start), num_keys)
+        kv_start = min(max(query_offset - self.high + 1, 0), num_keys)
+        return kv_start, min(max(query_offset + num_rows - 1 - self.low, kv_start), num_keys)
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class Bands:
         q_band and rise in k_band.
     k_products_at_ends: products of all keys with the vectors of k_band at its lowest and at its
         highest distance, each (batch, num_heads, 1, kv_len); None if no key is that far.
-    shift: position of the first query minus that of the first key.
+    query_offset: position of the first query minus that of the first key.
     """
 
-    shift: int
+    query_offset: int
     q_band: Band | None
     k_band: Band | None
     k_products_at_ends: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -102,10 +102,12 @@ class Bands:
         causal: True if blocks need no distance below -max_rows.
         read_q_table, read_k_table, k_vectors, table_cache: as in ProductsByDistance.
         """
-        shift = offset_of_first_query(q.positions_or_range, k.positions_or_range)
-        if shift is None:
+        query_offset = offset_of_first_query(q.positions_or_range, k.positions_or_range)
+        if query_offset is None:
             return None
-        low, high = _lowest_and_highest_distance(shift, len(q), len(k), max_rows, causal, ends)
+        low, high = _lowest_and_highest_distance(
+            query_offset, len(q), len(k), max_rows, causal, ends
+        )
 
         def make_band(
             read_table: TableReader | None, first_distance: int, last_distance: int, step: int
@@ -131,20 +133,20 @@ class Bands:
         q_band = make_band(read_q_table, high + max_rows, low - max_rows, -1)
         k_band = make_band(read_k_table, low - max_rows, high + max_rows, 1)
         if k_band is None:
-            return cls(shift, q_band, None)
+            return cls(query_offset, q_band, None)
         assert k_vectors is not None
         products_at_low = None
         products_at_high = None
-        # A block takes the vector of `low` for keys from shift + max_rows - 1 - low on, and that of
-        # `high` for keys before shift - high + 1, see Band.near_keys. The first block begins to do
-        # so earliest, and the last query gets the most keys at `high`.
-        some_key_at_low = shift + min(max_rows, len(q)) - 1 - low < len(k)
+        # A block takes the vector of `low` for keys from query_offset + max_rows - 1 - low on, and
+        # that of `high` for keys before query_offset - high + 1, see Band.near_keys. The first
+        # block begins to do so earliest, and the last query gets the most keys at `high`.
+        some_key_at_low = query_offset + min(max_rows, len(q)) - 1 - low < len(k)
         if some_key_at_low:
             products_at_low = k_band.vectors_from(low) @ k_vectors.mT
-        some_key_at_high = shift + len(q) > high
+        some_key_at_high = query_offset + len(q) > high
         if some_key_at_high:
             products_at_high = k_band.vectors_from(high) @ k_vectors.mT
-        return cls(shift, q_band, k_band, (products_at_low, products_at_high))
+        return cls(query_offset, q_band, k_band, (products_at_low, products_at_high))
 
     def add(
         self,
@@ -160,12 +162,14 @@ class Bands:
         scores[i, j] += q_vectors[i] . q_table[D] + k_vectors[j] . k_table[D],
         D = position_i - position_j
         """
-        shift = self.shift + rows.start - keys.start
+        query_offset = self.query_offset + rows.start - keys.start
         num_rows, num_keys = scores.shape[-2:]
         if self.q_band is not None:
             assert q_vectors is not None
             tiles = [
-                _products_of_queries(self.q_band, shift + i * TILE_QUERIES, num_keys, tile_vectors)
+                _products_of_queries(
+                    self.q_band, query_offset + i * TILE_QUERIES, num_keys, tile_vectors
+                )
                 for i, tile_vectors in enumerate(q_vectors.split(TILE_QUERIES, 2))
             ]
             scores = add_columns(scores, *tiles, rows_per_tile=TILE_QUERIES)
@@ -176,7 +180,7 @@ class Bands:
                 for products_at_end in self.k_products_at_ends
             ]
             k_parts = _products_of_keys(
-                self.k_band, shift, num_rows, num_keys, k_vectors, k_products_at_ends
+                self.k_band, query_offset, num_rows, num_keys, k_vectors, k_products_at_ends
             )
             scores = add_columns(scores, k_parts)
         return scores
@@ -184,29 +188,34 @@ class Bands:
     def product(self, rows: slice, keys: slice, q_vectors: Tensor) -> Tensor | None:
         """Return what `add` would add to the scores, (batch, num_heads, rows, keys), as a view of
         one matrix product; None if it takes several products."""
-        shift = self.shift + rows.start - keys.start
+        query_offset = self.query_offset + rows.start - keys.start
         num_keys = keys.stop - keys.start
         num_rows = q_vectors.shape[2]
         if self.q_band is None or self.k_band is not None or num_rows > TILE_QUERIES:
             return None
-        all_keys_are_near = self.q_band.near_keys(shift, num_rows, num_keys) == (0, num_keys)
+        all_keys_are_near = self.q_band.near_keys(query_offset, num_rows, num_keys) == (0, num_keys)
         if not all_keys_are_near:
             return None
-        _, _, product = next(_products_of_queries(self.q_band, shift, num_keys, q_vectors))
+        _, _, product = next(_products_of_queries(self.q_band, query_offset, num_keys, q_vectors))
         return product
 
 
 def _lowest_and_highest_distance(
-    shift: int, q_len: int, kv_len: int, num_rows: int, causal: bool, ends: tuple[int, int] | None
+    query_offset: int,
+    q_len: int,
+    kv_len: int,
+    num_rows: int,
+    causal: bool,
+    ends: tuple[int, int] | None,
 ) -> tuple[int, int]:
     """Return the lowest and the highest distance, within `ends`, for which blocks of `num_rows`
-    queries need a vector of its own. shift: position of the first query minus that of the first
-    key."""
+    queries need a vector of its own. query_offset: position of the first query minus that of the
+    first key."""
     # From the first query to the last key. In a causal block only keys that are hidden anyway are
     # later than a query by `num_rows`.
-    low = -num_rows if causal else shift + 1 - kv_len
+    low = -num_rows if causal else query_offset + 1 - kv_len
     # From the last query to the first key.
-    high = max(low, shift + q_len - 1)
+    high = max(low, query_offset + q_len - 1)
     # Distances beyond an end have its vector.
     if ends is not None:
         low = min(max(low, ends[0]), ends[1])
@@ -215,22 +224,22 @@ def _lowest_and_highest_distance(
 
 
 def _products_of_queries(
-    band: Band, shift: int, num_keys: int, q_vectors: Tensor
+    band: Band, query_offset: int, num_keys: int, q_vectors: Tensor
 ) -> Iterator[ScoreColumns]:
     """Yield the products of a block's queries with the vectors of their distances to keys, as
     columns of scores in at most three parts: keys with the vector of `high`, keys that
     `band.near_keys` returns, and keys with the vector of `low`.
 
-    shift: position of the first query minus that of the first key. q_vectors: query vectors (batch,
-    num_heads, rows, width).
+    query_offset: position of the first query minus that of the first key. q_vectors: query vectors
+    (batch, num_heads, rows, width).
     """
     num_rows = q_vectors.shape[2]
-    kv_start, kv_stop = band.near_keys(shift, num_rows, num_keys)
+    kv_start, kv_stop = band.near_keys(query_offset, num_rows, num_keys)
     if kv_start:
         yield 0, kv_start, q_vectors @ band.vectors_from(band.high).mT
     if kv_start < kv_stop:
         near_vectors = band.vectors_from(
-            shift + num_rows - 1 - kv_start, num_rows + kv_stop - kv_start
+            query_offset + num_rows - 1 - kv_start, num_rows + kv_stop - kv_start
         )
         yield kv_start, kv_stop, skew(q_vectors @ near_vectors.mT, kv_stop - kv_start)
     if kv_stop < num_keys:
@@ -239,7 +248,7 @@ def _products_of_queries(
 
 def _products_of_keys(
     band: Band,
-    shift: int,
+    query_offset: int,
     num_rows: int,
     num_keys: int,
     k_vectors: Tensor,
@@ -249,16 +258,16 @@ def _products_of_keys(
     columns of scores in the three parts that `_products_of_queries` yields, with TILE_KEYS near
     keys at a time.
 
-    shift: position of the first query minus that of the first key. k_vectors: key vectors (batch,
-    num_heads, keys, width). k_products_at_ends: as in Bands, for the keys of the block.
+    query_offset: position of the first query minus that of the first key. k_vectors: key vectors
+    (batch, num_heads, keys, width). k_products_at_ends: as in Bands, for the keys of the block.
     """
-    kv_start, kv_stop = band.near_keys(shift, num_rows, num_keys)
+    kv_start, kv_stop = band.near_keys(query_offset, num_rows, num_keys)
     if kv_start:
         assert k_products_at_ends[1] is not None
         yield 0, kv_start, k_products_at_ends[1][..., :kv_start]
     for start in range(kv_start, kv_stop, TILE_KEYS):
         stop = min(start + TILE_KEYS, kv_stop)
-        near_vectors = band.vectors_from(shift - stop + 1, stop - start + num_rows)
+        near_vectors = band.vectors_from(query_offset - stop + 1, stop - start + num_rows)
         yield start, stop, skew(k_vectors[:, :, start:stop] @ near_vectors.mT, num_rows).mT
     if kv_stop < num_keys:
         assert k_products_at_ends[0] is not None
@@ -311,7 +320,7 @@ class ProductsByDistance(Term):
         self._k_table: Tensor | None = None
 
     def prepare_blocks(self, max_rows: int, causal: bool) -> Self:
-        if self._has_at_most_one_vector_per_query(max_rows):
+        if self._is_one_block_with_few_vectors(max_rows):
             bands = None
         else:
             table_arguments = (
@@ -327,7 +336,7 @@ class ProductsByDistance(Term):
         prepared.bands = bands
         return prepared
 
-    def _has_at_most_one_vector_per_query(self, max_rows: int) -> bool:
+    def _is_one_block_with_few_vectors(self, max_rows: int) -> bool:
         """Return True if one block, of `max_rows` queries, has all queries, and the table has no
         more vectors, from the one end to the other, than there are queries."""
         if torch.compiler.is_compiling() or self.ends is None:  # a graph must not depend on lengths
