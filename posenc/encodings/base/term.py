@@ -271,8 +271,10 @@ class Term:
 
 
 class Chain(Term):
-    """Apply terms in order. Of the optional attributes of Term, such as `make_score_mod`, the chain
-    has those that all of its terms have.
+    """Apply terms in order. Of the optional attributes of Term, the chain has `by_distance`,
+    `formulas`, `query_and_key_bias` and `make_score_mod` if all of its terms have them, and
+    `sum_values` if one has it. `constant_from`, `far_from`, `far_terms` and `attend_near` are None,
+    whatever the terms: the bias of T5 is constant for far keys, that of T5 and ALiBi is not.
 
     q, k: queries and keys, as Tokens. terms: terms for these tokens.
     Raises: ValueError if two terms act on the values.
