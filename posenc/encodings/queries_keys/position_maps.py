@@ -67,7 +67,9 @@ class PositionMap(RoPE):
             for mapped_positions in (one_pass.q_positions, one_pass.kv_positions):
                 # Positions that are not mapped have their tables already.
                 if not are_known_equal(mapped_positions, positions):
-                    prepared._remembered_cos_sin += (prepared.remember_cos_sin(mapped_positions),)
+                    prepared._remembered_cos_sin += (
+                        prepared.cos_sin_to_remember(mapped_positions),
+                    )
         return prepared
 
     @explain_misfits

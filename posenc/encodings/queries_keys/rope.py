@@ -220,7 +220,7 @@ class RoPE(Rotation):
         else:
             prepared._set_frequencies(self.frequencies(length), self.exact_frequencies.axes)
         if isinstance(positions, Tensor):
-            prepared._remembered_cos_sin = (prepared.remember_cos_sin(positions),)
+            prepared._remembered_cos_sin = (prepared.cos_sin_to_remember(positions),)
         return prepared
 
     def _compute_cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

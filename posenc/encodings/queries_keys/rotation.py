@@ -87,6 +87,8 @@ class Rotation(QueryKeyEncoding):
         super().__init__()
         self.head_dim = head_dim
         self.interleaved = interleaved
+        # Tables of positions in tensors, found by comparing the positions. Those of ranges, which
+        # can be keys of a dict, are in the `_table_cache` of a prepared encoding.
         self._remembered_cos_sin: tuple[tuple[RememberedPositions, Tensor, Tensor], ...] = ()
 
     def _set_frequencies(self, frequencies: Frequencies, axes: Sequence[int] | None = None) -> None:
@@ -124,10 +126,10 @@ class Rotation(QueryKeyEncoding):
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = self.with_table_cache()
         if isinstance(positions, Tensor):
-            prepared._remembered_cos_sin = (self.remember_cos_sin(positions),)
+            prepared._remembered_cos_sin = (self.cos_sin_to_remember(positions),)
         return prepared
 
-    def remember_cos_sin(
+    def cos_sin_to_remember(
         self, positions: PositionTensor
     ) -> tuple[RememberedPositions, Table, Table]:
         """Return (positions, cos, sin) with a copy of the positions, as an entry of the
