@@ -253,6 +253,7 @@ def score_mod(
     problem = problems[0]
     encoding_name = type(problem.encoding).__name__
     term = problem.term
+    # Claims.places: 1 embeddings, 2 queries and keys, 3 scores, 4 values.
     changes_scores_only = set(problem.encoding.claims.places) == {3}
     if len(problems) > 1 or problem.mask is not None or not changes_scores_only:
         raise ValueError(

@@ -101,6 +101,7 @@ class Problem:
         `restricted_to_keys` returned this problem, the answer is about all keys, not only those
         that are left."""
         mask = self.mask
+        # A mask is exact if it hides no more keys than its `causal` and `window` say.
         if mask is None or not mask.causal or not mask.exact:
             return False
         # Both are consecutive if this is not None, so that an equal start is an equal position.

@@ -154,8 +154,8 @@ def _copied_bytes(problem: Problem, num_copied_elements: int) -> int:
     if problem.v.shape[-1] < problem.q.shape[-1]:  # v and the output are padded to q's width
         num_copied_elements += num_elements_of_q_and_k
     if problem.needs_grad:
-        # The kernel's own copies of q, k and v in the backward pass: as much as was copied before
-        # it, or one of each.
+        # The kernel's own copies in the backward pass: as much as was copied before it, but at
+        # least one copy of q and one of k.
         num_copied_elements += max(num_copied_elements, num_elements_of_q_and_k)
     return num_copied_elements * problem.q.element_size()
 

@@ -19,6 +19,7 @@ from posenc.encodings.numerics.tensor_views import grouped_matmul
 def make_twice_differentiable(problem: Problem, out: Tensor) -> Tensor:
     """Return `out`, the output of torch's kernel for a problem without a term, with the same
     numbers, such that its gradients can be differentiated again."""
+    # torch.compile offers no second derivatives anyway.
     if not out.requires_grad or torch.compiler.is_compiling():
         return out
     # Only these, and not the problem: the function below lives as long as the graph, and would keep

@@ -103,6 +103,7 @@ class DistanceBias(PositionEncoding):
             ).to(at_least_float32(like.dtype))
 
         tensor_names = vars(type(self)).get("bias_tensors")  # not inherited
+        # With the object's own class this asks only whether a method was replaced on the object.
         if tensor_names is None or not self.computes_bias_of(type(self)):
             return compute()
         key = farthest, count, like.dtype, like.device
@@ -127,7 +128,7 @@ class DistanceBias(PositionEncoding):
         user may do. Otherwise a table or formula of the class would ignore the new method."""
         method_names = (
             "bias",
-            "bucket",
+            "bucket",  # of T5Bias
             "bias_of_falling_distances",
             "compute_bias_of_falling_distances",
         )

@@ -48,7 +48,8 @@ class MRoPE(RoPE):
     """
 
     num_still_pairs = 0
-    """Number of pairs that do not rotate: the slowest ones."""
+    """Number of pairs that do not rotate: the slowest ones. RoPE's constructor reads it, by
+    `frequencies`, before that of this class sets it."""
     claims = replace(
         RoPE.claims, source="Wang et al. 2024, arXiv:2409.12191, section 2.1", num_axes=3
     )

@@ -45,6 +45,9 @@ def rotation_arguments(
     rotation = meaning.computed.rotations[kind]
     theta = float(rope_dict["rope_theta"])
     rotary_dim = 2 * len(rotation.inv_freq)
+    # Three lengths: `trained_length`, for which the unscaled frequencies were trained;
+    # `max_positions`, the config's max_position_embeddings or its default; `max_length`, the
+    # longest sequence that the config means.
     scaling = scaling_of(
         rope_dict, meaning.trained_length, model.max_positions, rotation.multiplier
     )
@@ -67,6 +70,7 @@ def rotation_arguments(
         "interleaved": model.interleaved if model.layout_is_known else interleaved,
         "rotary_dim": rotary_dim,
         "scaling": scaling,
+        # True for families whose head has one width, of which a share at its end rotates.
         "rotates_last_channels": bool(model.facts.get("rotates_share")),
     }
     if sections := rope_dict.get("mrope_section"):
