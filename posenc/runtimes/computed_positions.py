@@ -56,6 +56,16 @@ class LayerRotation:
         object.__setattr__(self, "inv_freq", inv_freq)
 
 
+def name_of_further_rotation(kind: str, first_layer: int) -> str:
+    """Return the key in `ComputedPositions.rotations` of a further rotation of a kind of layer,
+    where its layers rotate differently. first_layer: the index of the first layer that has it.
+
+    >>> name_of_further_rotation("sliding_attention", 5)
+    'sliding_attention (layer 5 and others)'
+    """
+    return f"{kind} (layer {first_layer} and others)"
+
+
 @dataclass(frozen=True)
 class ComputedPositions:
     """What a runtime computes from a file's position settings, or its refusal; also what is meant.
@@ -94,11 +104,12 @@ class ComputedPositions:
 
     def rotations_of_kind(self, kind: str) -> list[LayerRotation]:
         """Return the rotations that layers of a kind have in this result: several where a runtime
-        splits the kind, and the one for "all" where it serves all kinds."""
+        splits the kind (see `name_of_further_rotation`), and the one for "all" where it serves all
+        kinds."""
         return [
             rotation
             for name, rotation in self.rotations.items()
-            if name == "all" or name.startswith(kind)
+            if name in ("all", kind) or name.startswith(f"{kind} (")
         ]
 
     @property

@@ -12,6 +12,7 @@ from posenc.runtimes.computed_positions import (
     LayerRotation,
     RefusedError,
     Switch,
+    name_of_further_rotation,
 )
 from posenc.runtimes.config_model import Model
 from posenc.runtimes.families import SERVERS
@@ -236,7 +237,7 @@ def _rotations_by_layers(
                 rotation_by_layer[index].inv_freq, rotation_by_layer[index].multiplier
             )
             if rotation not in rotations_of_kind:
-                name = f"{kind} (layer {index} and others)" if rotations_of_kind else kind
+                name = name_of_further_rotation(kind, index) if rotations_of_kind else kind
                 rotation_by_name[name] = rotation
                 rotations_of_kind.append(rotation)
     return rotation_by_name

@@ -13,6 +13,7 @@ from posenc.runtimes.computed_positions import (
     RefusedError,
     Switch,
     llama3_rotation,
+    name_of_further_rotation,
     require_factors,
     require_key,
     require_number,
@@ -69,7 +70,10 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
     changed_facts = {"even_heads": True} if model.model_type in FAMILIES_WITH_EVEN_HEADS else {}
     model = replace(model, config=config, facts={**model.facts, **changed_facts})
     length = length or model.max_positions
-    if "rope_scaling" not in facts.reads and facts.reads:
+    # A file reads rope_scaling, and perhaps rope_parameters too; rope_parameters alone, which then
+    # has a dict for each kind; or no dict at all, and rotates by theta alone.
+    reads_nested_dicts_only = facts.reads and "rope_scaling" not in facts.reads
+    if reads_nested_dicts_only:
         scaling, rotations = None, _rotations_of_nested_dicts(model, facts)
     else:
         theta, scaling = _theta_and_scaling(model, facts)
@@ -204,7 +208,7 @@ def _rotations_by_kind(
         )
         name_of_kind = kind
         if kind in rotations and rotations[kind] != layer_rotation:
-            name_of_kind = f"{kind} (layer {i} and others)"
+            name_of_kind = name_of_further_rotation(kind, i)
         rotations.setdefault(name_of_kind, layer_rotation)
     return rotations
 
