@@ -34,7 +34,7 @@ TRAINED_LENGTH_KEY = "posenc_trained_length"
 """Where `posenc extend` keeps the training length if the rope dict's original length must be the
 largest one, so that no reader switches."""
 KEYS_NOT_LIFTED = ("head_dim", "partial_rotary_factor", "original_max_position_embeddings")
-"""Keys that do not reach the language model of a flat config of several modalities."""
+"""Keys that do not reach the language model of a flat config: its class has no such parameter."""
 LARGEST_SIZE = 1 << 40
 LARGEST_SIZE_OF = {"head_dim": 1 << 14, "qk_rope_head_dim": 1 << 14, "num_hidden_layers": 2000}
 """Bounds of sizes that lists are allocated for; the largest models have a tenth of them."""
@@ -46,8 +46,6 @@ LAYER_TYPES_OF_KIND = {
 }
 """Kind of layers -> the words of layer_types that it stands for, where they are others: DeepSeek
 V4 names its rope dicts so."""
-FAMILIES_WITH_SHARED_AXES = ("pixtral",)
-"""Towers whose height and width take the frequencies of one head in turn."""
 CONSTANT_SOFTMAX_SCALES = dict.fromkeys(
     """
     gemma3n_text gemma4_text gemma4_unified_text gemma4_vision embedding_gemma2_text
@@ -116,8 +114,8 @@ class Model:
     """config.json with the language model's keys on top."""
     model_type: str
     facts: Mapping[str, Any]
-    """The facts of the family, see `families.all_families`; empty for one that posenc does not
-    know."""
+    """The facts of the family, see `families.all_families`, whose keys the docstring of families.py
+    defines; empty for a family that posenc does not know."""
     outer_config: Mapping[str, Any] = field(default_factory=dict)
     """config.json where it has the language model's config inside; empty where it is flat."""
 
@@ -210,13 +208,16 @@ class Model:
         None where the code takes any width, and leaves the other channels unrotated.
         """
         facts = self.transformers5_facts
-        if self.facts.get("latent_sum"):
+        if self.facts.get("latent_sum"):  # Mistral 4
             return None  # which of its spellings keep the share, is not read
-        if facts.dims_key == "qk_rope_head_dim":
+        if facts.dims_key == "qk_rope_head_dim":  # DeepSeek V4
             return int(self.head_dim * self.rotated_share)
-        if self.is_mla:
+        if self.is_mla:  # DeepSeek V2 and V3, and what is built like them
+            # Without a head_key, which V3 has, get("") finds nothing.
             rotated_width = self.get(facts.head_key) if self.supports_partial_rotation else None
             return rotated_width or self.size("qk_rope_head_dim", default=64)
+        # Towers and families that rotate a share take any width; Mellum and Solar Open read a share
+        # and rotate whole heads all the same ("narrows"). All others rotate whole heads.
         has_axes = facts.axes is not None
         if has_axes or (self.supports_partial_rotation and facts.share_use != "narrows"):
             return None
@@ -287,7 +288,7 @@ class Model:
     @property
     def kinds_of_flat_rope_scaling(self) -> tuple[str, ...] | None:
         """Return the kinds of layers to which a flat rope_scaling applies in a family with a dict
-        per kind; None if the family accepts no keys outside of those dicts and fills nothing in."""
+        per kind; () or None where it applies to none, see `Transformers5Facts.flat`."""
         return self.transformers5_facts.flat
 
     def with_sizes_of_kind(self, kind: str) -> "Model":
@@ -308,11 +309,9 @@ class Model:
             sizes_of_kind = {
                 key: self.get(size) if isinstance(size, str) else size for key, size in given_sizes
             }
-        return (
-            replace(self, config={**self.config, **sizes_of_kind})
-            if isinstance(sizes_of_kind, Mapping)
-            else self
-        )
+        if isinstance(sizes_of_kind, Mapping):
+            return replace(self, config={**self.config, **sizes_of_kind})
+        return self
 
     @property
     def head_dims_differ(self) -> bool:
@@ -506,10 +505,10 @@ def _layers_of_kinds_without_rotation(model: Model) -> set[int]:
 
 def _layers_with_null_rope_dict(model: Model) -> set[int]:
     """Return the layers of kinds with null for a rope dict, in the config or, where that has no
-    dicts, in the class; none in families that fill in their defaults.
+    dicts, in the class; none in families that apply a flat rope dict to some kind.
 
-    `transformers5`: own_dicts, the class's dicts by kind of layer; flat, the kinds that are filled
-    in.
+    `transformers5`: own_dicts, the class's dicts by kind of layer; flat, the kinds to which a flat
+    dict applies.
     """
     if not model.has_rope_dict_per_kind or model.kinds_of_flat_rope_scaling:
         return set()
@@ -542,7 +541,7 @@ def model_of(config: Mapping[str, Any]) -> Model:
     if other_architecture(flat_config, model_type):
         return Model(flat_config, model_type, {})
     if "text" in facts:  # of several modalities, without a config of the language model's
-        if not facts.get("flat") or config.get("text_config") is not None:
+        if not facts.get("may_be_flat") or config.get("text_config") is not None:
             return Model(flat_config, model_type, {})
         model_type = facts["text"]
         facts = facts_of_family(model_type) or {}

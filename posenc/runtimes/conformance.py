@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
 
-from posenc.runtimes.config_model import FAMILIES_WITH_SHARED_AXES, model_of
+from posenc.runtimes.config_model import model_of
 from posenc.runtimes.families import FAMILIES_WITHOUT_ROTATION
 from posenc.runtimes.files.spelling import as_transformers
+from posenc.runtimes.known.transformers5 import FAMILIES_WITH_SHARED_AXES
 from posenc.runtimes.meaning import is_length, meaning_of
 from posenc.runtimes.position_record import record_of_meaning
 

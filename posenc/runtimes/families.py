@@ -8,9 +8,42 @@ the models, of llama.cpp at the repository). A family under `has no` is none of 
 models; one under `not read`, or nowhere, nobody has read. No line is copied from another family or
 runtime.
 
-A line of families.json with `text` is of several modalities: `text` names the family of its
-language model, or the usual one where `any` is read; `inner`: where its keys are, if not in
-text_config; `flat` if they may be next to the other towers' instead.
+The keys of families.json. A line has those in which its family differs from the usual decoder. A
+fact that names a key of a config is missing, or "", where the family has no such key: no config has
+a key "", so that looking it up finds nothing.
+
+- `architecture`: the class that the family's configs name first in `architectures`.
+- `defaults`: key of a config -> the default of the family's class in transformers 5.
+- `names`: usual key of a config -> the family's own name for it.
+- `keys`: further keys about positions that the family's code reads.
+- `interleaved`: whether pairs are channels (2i, 2i + 1), not (i, i + d/2), in its checkpoints.
+- `layout_key`: the key of a config that says whether they are, and wins over `interleaved`.
+- `indexer`: of the indexer of sparse attention: `interleaved`, and `read`, the file and line.
+- `heads`: the key that has the number of query heads, where a config has several.
+- `width`: the key that has the width of the layers, where it is not hidden_size.
+- `even_heads`: true where a head has hidden_size / num_attention_heads channels, whatever
+  head_dim says.
+- `rotates_share`: true in families with MLA's keys whose rotary tables follow from a share of
+  head_dim, not from qk_rope_head_dim.
+- `latent_sum`: true where that head_dim is always qk_nope_head_dim + qk_rope_head_dim if the
+  config has none, and the usual share is qk_rope_head_dim / that sum.
+- `layers`: by which rule the kinds of layers follow each other, see `Model.layer_types`.
+- `layer_codes`: key of a config -> code in its list -> the kind of layer for which it stands.
+- `kind_sizes`: kind of layers -> key of a config -> the size of these layers instead: a number, or
+  the key that has it.
+- `rotates`: which layers rotate, see `Model.without_rotation`; `when`: key of a config -> its value
+  without which no layer does.
+- `theta_in`: the key of the dict in a config that has rope_theta.
+- `original_field`: true where original_max_position_embeddings is a field of the class, with a
+  default, so that a value is at the top level of every config after loading.
+
+Of a family of several modalities, the keys are these:
+
+- `text`: the family of its language model, or the usual one where `any` is there.
+- `any`: true where the class takes a language model of any family.
+- `inner`: the keys under one of which the language model's config is, if not text_config.
+- `may_be_flat`: true where the language model's keys may stand at the top level instead.
+- `read`: the file and line of transformers' models where this stands.
 """
 
 import json

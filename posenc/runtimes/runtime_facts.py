@@ -168,8 +168,8 @@ class Transformers5Facts(ConfigFacts):
     """Whether the class declares kinds of layers though it has one rope dict, so that a dict with
     such a key is taken for nested."""
     flat: tuple[str, ...] | None = None
-    """Kinds to which a flat rope_scaling applies; None if the class accepts no keys outside of the
-    dicts and fills nothing in."""
+    """Kinds to which a flat rope_scaling applies. Empty: to none, but loading fills in what the
+    dict of a kind lacks. None: to none, and loading fills nothing in. Both stop at a flat dict."""
     flat_new: bool = False
     """Whether a flat rope_parameters is read like a flat rope_scaling, and the `type` of a flat
     dict like a rope_type."""

@@ -4,12 +4,13 @@ import ast
 import dataclasses
 import inspect
 import json
+import re
 from importlib import resources
 
 import pytest
 
-from posenc.runtimes import runtime_facts
-from posenc.runtimes.families import RUNTIME_FILES, all_families, facts_of_runtime
+from posenc.runtimes import families, runtime_facts
+from posenc.runtimes.families import RUNTIME_FILES, all_families, facts_of_runtime, json_table
 from posenc.runtimes.known import llama_cpp_converter, mlx_lm, transformers4, vllm
 from posenc.runtimes.known.llama_cpp_converter import LlamaCppFacts
 from posenc.runtimes.known.mlx_lm import MlxLmFacts
@@ -123,6 +124,29 @@ def test_the_files_are_as_their_writer_writes_them(tmp_path, monkeypatch):
         folder = room if path.stem == "families" else room / "known"
         assert path.read_text(encoding="utf-8") == (folder / path.name).read_text(encoding="utf-8")
         json.loads(path.read_text(encoding="utf-8"))
+
+
+def undefined_and_left_over(lines):
+    """The keys of families that the docstring of families.py does not define, and those that it
+    defines and no family has."""
+    defined = set(re.findall(r"^- `(\w+)`: ", families.__doc__ or "", re.MULTILINE))
+    used = set().union(*lines)
+    return used - defined, defined - used
+
+
+def test_every_key_of_families_is_defined():
+    lines = [*json_table("families").values()]
+    assert undefined_and_left_over(lines) == (set(), set())
+    assert undefined_and_left_over([*lines, {"planted": True}]) == ({"planted"}, set())
+    without_width = [{k: v for k, v in line.items() if k != "width"} for line in lines]
+    assert undefined_and_left_over(without_width) == (set(), {"width"})
+
+
+def test_no_family_with_a_dict_per_kind_has_a_rule_for_single_layers():
+    """So that null for the dict of a kind lets all layers of the kind rest, and never some."""
+    for line in all_families().values():
+        if Transformers5Facts.of(line.get("transformers5")).dicts_by_kind is not None:
+            assert "rotates" not in line
 
 
 CLASS = CheckedKeys(

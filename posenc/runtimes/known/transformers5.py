@@ -18,7 +18,6 @@ from posenc.runtimes.computed_positions import (
     require_number,
 )
 from posenc.runtimes.config_model import (
-    FAMILIES_WITH_SHARED_AXES,
     ORIGINAL_LENGTH_KEY,
     Model,
     model_of,
@@ -39,8 +38,8 @@ HUNYUAN_FAMILIES = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 """Families whose class stretches the base by a fixed alpha where the type is dynamic."""
 FAMILIES_WITH_OWN_MSCALES = ("phimoe",)
 """Families whose module multiplies by short_mscale and long_mscale."""
-
-
+FAMILIES_WITH_SHARED_AXES = ("pixtral",)
+"""Towers whose height and width take the frequencies of one head in turn."""
 FAMILIES_WITH_EMPTY_LIST_AS_NONE = ("llama4_text",)
 """Families in which an empty list of the layers that rotate counts for no list."""
 
