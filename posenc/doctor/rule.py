@@ -20,10 +20,12 @@ SEVERITIES = {"E": "error", "W": "warning", "I": "note"}
 class Hit:
     """One place where a rule fired.
 
-    message: what was found, with the user's own values. concerned: the named runtimes that compute
-    something else than is meant, or refuse. affected: all runtimes, named or not, that the message
-    speaks of. is_contradiction: True if the file contradicts itself, so that no reading can be
-    right. cure: what to do; "" for the cure of the rule's page.
+    message: what was found, with the user's own values. concerned: the runtimes for which this is a
+    wrong result: those named by --for that compute something else than is meant, or refuse; without
+    any, an error becomes a warning. affected: all runtimes, named or not, that the message speaks
+    of; a finding lists them where no runtime is concerned. is_contradiction: True if the file
+    contradicts itself, so that no reading can be right. cure: what to do; "" for the cure of the
+    rule's page.
     """
 
     message: str

@@ -60,7 +60,8 @@ from posenc.runtimes.writers.overrides import (
 KEYS_OF_A_MODEL = ("model_type", "architectures", "n_heads")
 """A JSON object with one of these keys describes a model; other programs have a config.json too."""
 CODES_OF_GUESSES = ("PD004", "PD011", "PD050", "PD053")
-"""Errors that a fix would have to guess at."""
+"""Errors that a fix would have to guess at: no base, no original length, no model_type, and
+layer_types with unknown names or of another length."""
 CODE_OF_HALF_WRITTEN_FILE = "PD059"
 """The rule about a GGUF file that lacks a part of its scaling, which its model's config has."""
 EXIT_CODES_BY_GRAVITY = (0, 3, 1, 2)

@@ -9,7 +9,13 @@ from posenc.runtimes.known import VERSIONS_AS_READ, emulate
 Aspect = Literal[
     "error", "arguments", "pairs", "frequencies", "multiplier", "scale", "layers", "switch"
 ]
-"""In what a runtime's result differs from the meaning."""
+"""In what a runtime's result differs from the meaning.
+
+"error": it refuses the file for its positions. "arguments": it refuses the file for something
+else, an argument that its class lacks (see `misread_aspects` of the doctor). The others: number of
+pairs, frequencies, multiplier of cos and sin, softmax scale, which layers rotate, when the
+frequencies change.
+"""
 
 
 class Tolerance(NamedTuple):

@@ -368,6 +368,8 @@ def _translated_parameters(
         model.model_type in transformers5.FAMILIES_WITH_OWN_MSCALES
         and p.get("attention_factor") is None
     ):
+        # A meaning holds at the longest length meant, beyond the original one, where their module
+        # multiplies by long_mscale.
         p["attention_factor"] = p.get("long_mscale")
     if p["rope_type"] == "ntk":
         _stretch_base(p, p.pop("factor", 1.0), model)

@@ -31,9 +31,11 @@ RULES: dict[str, Rule] = dict(sorted(RULES_BY_CODE.items()))
 SEVERITY_ORDER = {"E": 0, "W": 1, "I": 2}
 """Severity -> its place among the findings; the gravest is first."""
 CODES_OF_REFUSALS = ("PD015", "PD042")
-"""Warnings that already report a refusal."""
+"""Warnings that already report a refusal: of a length, as max_position_embeddings was not raised
+with yarn (PD015), and of dual chunk attention (PD042)."""
 CATCH_ALL_CODES = ("PD038", "PD039")
-"""Rules for what no other rule explains; they read the others' findings."""
+"""Rules for what no other rule explains, and so read the others' findings: a runtime computes
+something else (PD038), or refuses the file (PD039)."""
 
 
 def findings(case: Case) -> list[Finding]:

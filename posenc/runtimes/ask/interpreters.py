@@ -174,7 +174,7 @@ def _run_probe(
     Raises: AskError where it cannot be run, takes too long, or ends with an error.
     """
     environment = dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
-    environment["OMP_NUM_THREADS"] = "1"
+    environment["OMP_NUM_THREADS"] = "1"  # the runtime's CPU code runs in one thread
     for name in PACKAGE_VARIABLES if not keep_package_variables else ():
         environment.pop(name, None)
     interpreter_path = shutil.which(interpreter)

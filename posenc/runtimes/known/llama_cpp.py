@@ -25,18 +25,24 @@ from posenc.runtimes.known.releases import RELEASES
 
 ARCHITECTURES_BY_FACT = facts_of_runtime("llama.cpp")["architectures"]
 ARCHITECTURES_LOADING_FREQS = ARCHITECTURES_BY_FACT["loads rope_freqs.weight"]
-"""The others refuse a file that has it."""
+"""They load the tensor of divisors of the frequencies; the others refuse a file that has it."""
 ARCHITECTURES_LOADING_FACTORS = ARCHITECTURES_BY_FACT["loads rope_factors"]
+"""They load longrope's lists, rope_factors_long.weight and rope_factors_short.weight; the others
+refuse a file that has them."""
 ARCHITECTURES_LOADING_FACTORS_ALWAYS = ("minicpm3", "phi3", "phimoe")
 """Of these, those that load rope_factors whatever rope.scaling.type is (phi3.cpp; libllama of
 b11549 was run). The others load them only with the type longrope."""
 ARCHITECTURES_READING_BETAS = ARCHITECTURES_BY_FACT["reads betas"]
+"""They read yarn's beta_fast and beta_slow; in the others they are 32 and 1."""
 ARCHITECTURES_READING_LOG_MULTIPLIER = ARCHITECTURES_BY_FACT["reads yarn_log_multiplier"]
+"""They read the key from which mscale_all_dim follows, see `_mscale_all_dim`."""
 ARCHITECTURES_OF_WHOLE_HEADS = ARCHITECTURES_BY_FACT["whole head only"]
+"""They refuse a rope.dimension_count other than the head dimension."""
 ARCHITECTURES_OF_OWN_SLIDING_BASE = ARCHITECTURES_BY_FACT["own sliding base"]
 """Windowed layers have the base 10000 unless rope.freq_base_swa says another. In all others they
 share the full layers' base."""
 ARCHITECTURES_SCALING_SLIDING = ARCHITECTURES_BY_FACT["scaled sliding"]
+"""Windowed layers have the full layers' scaling. In all others they are not scaled."""
 ARCHITECTURES_OF_PLAIN_SLIDING = ARCHITECTURES_BY_FACT["plain sliding"]
 """Windowed layers have neither the scaling nor a multiplier: laguna.cpp:186, mellum.cpp:122,
 olmo2.cpp:117."""
@@ -50,8 +56,11 @@ ARCHITECTURES_OF_TWO_KINDS = (
     *ARCHITECTURES_OF_PLAIN_SLIDING,
     "muse-glimmer",
 )
+"""Windowed layers may rotate differently from full-attention ones."""
 ARCHITECTURES_OF_FULL_LAYER_FREQS = ARCHITECTURES_BY_FACT["freqs of full layers only"]
+"""rope_freqs.weight divides the frequencies of full-attention layers only."""
 SCALING_TYPES = ("none", "linear", "yarn", "longrope")
+"""The values of rope.scaling.type with which a file loads."""
 
 ARCHITECTURES_SWITCHED_BY_A_KEY = ("granite", "granitehybrid")
 """rope.scaling.finetuned = false means here that no layer rotates: granite.cpp:33 and :216,
@@ -306,6 +315,8 @@ def _softmax_scale(meta: Metadata, model: Model | None) -> float | None:
         return scale_without_scaling
     factor = meta.scaling_factor if meta.scaling_type == "yarn" else 1.0
     multiplier = _yarn_multiplier(meta, factor) if factor > 1 else meta.attn_factor
+    # _yarn_multiplier divides by the temperature of mscale_all_dim: the product has it once. The
+    # square is that of q's and k's temperature.
     return (
         scale_without_scaling
         * (multiplier * float64_formulas.yarn_attention_factor(factor, _mscale_all_dim(meta))) ** 2

@@ -90,14 +90,17 @@ def _sliding_window_rotation(
     facts = _facts_of(model)
     key = facts.theta_keys.get("sliding_attention", "rope_local_base_freq")
     local_base = model.config.get(key)
-    null_is_full_base = key == "local_rope_theta" and key in model.config
-    if local_base is None and not null_is_full_base:
+    # ModernBERT's class takes a null for the full layers' base; a missing key has a default there.
+    null_means_full_base = key == "local_rope_theta" and key in model.config
+    if local_base is None and not null_means_full_base:
         local_base = facts.own_dicts.get("sliding_attention", {}).get("rope_theta")
     if local_base is None:
         theta = theta_of(model)
     else:
         theta = require_number(local_base, "rope_local_base_freq")
-    is_scaled = "sliding_attention" in facts.theta_keys  # ModernBERT hands its whole config on
+    # ModernBERT, whose facts name this key, builds the windowed layers' module by its whole config,
+    # with the scaling; the others leave that out.
+    is_scaled = "sliding_attention" in facts.theta_keys
     return rotation(model, scaling if is_scaled else None, theta, length)
 
 

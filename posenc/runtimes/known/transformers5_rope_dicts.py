@@ -152,7 +152,9 @@ def _resolve_nested(
         if kind in model.layer_kinds and set(model.layers_of_kind(kind)) & set(
             model.without_rotation
         ):
-            continue  # its layers rotate by nothing
+            # All layers of the kind rest, never some: in families with a dict per kind, the dict
+            # alone decides that (none of them has the fact `rotates`).
+            continue
         has_flat = written_dicts.flat is not None
         resolved_dicts[kind] = complete_dict(kind, given_dicts.get(kind), model, has_flat=has_flat)
         _check_dict_of_kind(resolved_dicts[kind], model)
@@ -270,7 +272,11 @@ def _is_scaled(parameters: Mapping[str, Any]) -> bool:
 
 def _check_dict_of_kind(parameters: Parameters, model: Model) -> None:
     """Raise RefusedError where no rotary module can be built of a complete dict; remove `truncate`
-    from it, for which the module looks beside the nested dicts."""
+    from it, for which the module looks beside the nested dicts.
+
+    Of the types that a release does not take, yarn alone stops here: before 5.9, its function looks
+    for the original length beside the nested dicts. `rotation` answers the other types.
+    """
     parameters.pop("truncate", None)
     check_required_keys(parameters)
     allowed_types = model.transformers5_facts.types

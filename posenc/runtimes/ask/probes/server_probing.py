@@ -30,8 +30,10 @@ class Server:
     no_model_messages = ()
 
     def settings_for(self, config, length):
-        """Return the configs with which a server starts that is to admit `length` tokens; None for
-        the longest that it admits by itself. Code of the folder is never run."""
+        """Return the configs with which a server starts. Code of the folder is never run.
+
+        length: the tokens that it is to admit; None for the most that it admits by itself.
+        """
         raise NotImplementedError
 
     def longest_admitted(self, config):
