@@ -14,6 +14,7 @@ from posenc.runtimes.families import RUNTIME_FILES, all_families, facts_of_runti
 from posenc.runtimes.known import llama_cpp_converter, mlx_lm, transformers4, vllm
 from posenc.runtimes.known.llama_cpp_converter import LlamaCppFacts
 from posenc.runtimes.known.mlx_lm import MlxLmFacts
+from posenc.runtimes.known.releases import RELEASES, version_numbers
 from posenc.runtimes.known.transformers4 import Transformers4Facts
 from posenc.runtimes.known.vllm import VllmFacts
 from posenc.runtimes.runtime_facts import (
@@ -44,6 +45,15 @@ def lines_of(runtime):
     lines = [*facts_of_runtime(runtime)["families"].values()]
     changes = [change for line in lines for change in line.get("before", ())]
     return lines + [{k: v for k, v in change.items() if k != "until"} for change in changes]
+
+
+@pytest.mark.parametrize("runtime", RUNTIME_FILES)
+def test_what_held_earlier_ended_at_the_latest_in_the_release_that_was_read(runtime):
+    """Else the doctor would speak of the newest facts under an older release's name."""
+    read = version_numbers(RELEASES[runtime].read)
+    for family, line in facts_of_runtime(runtime)["families"].items():
+        for change in line.get("before", ()):
+            assert version_numbers(change["until"]) <= read, (family, change)
 
 
 def test_every_runtime_has_a_kind_of_facts():

@@ -1,7 +1,8 @@
 """The runtimes that posenc emulates, and what their emulators share: a new one is added here.
 
 To add one, write its two files (see `posenc.runtimes.known`), and add its line to RUNTIMES below
-and to `families.RUNTIME_FILES`. One that can be installed gets a probe in ask/ as well.
+and to `families.RUNTIME_FILES`. One that can be installed gets a probe in ask/ as well. The steps,
+with the tests that follow, are in CONTRIBUTING.md, "Add a runtime or a release".
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -186,7 +187,7 @@ def emulate(
     runtimes: Iterable[str] | None = None,
     versions: Mapping[str, str] = VERSIONS_AS_READ,
 ) -> dict[str, ComputedPositions]:
-    """Return what each of these runtimes (default: all six) computes from a config.json's dict.
+    """Return what each of these runtimes (default: all) computes from a config.json's dict.
 
     length: tokens of the text, for frequencies that change with it; None for the config's
     max_position_embeddings.

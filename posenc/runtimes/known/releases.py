@@ -95,8 +95,9 @@ def facts_in_version(facts: Mapping[str, Any] | None, version: str) -> Mapping[s
     None if that version had no such model.
 
     `since` is the first version with the model. `before` is a list of differences, the newest
-    first: each has the version `until` which it held, and keys that replace the later ones; null
-    removes a key. `unread` names types and keys with which that version was not read.
+    first: each has `until`, the first version in which it no longer held, and keys that replace the
+    later ones; null removes a key. `unread` names types and keys with which that version was not
+    read.
     """
     numbers = version_numbers(version)
     if not facts or numbers < version_numbers(facts.get("since", "0")):
