@@ -40,6 +40,9 @@ FAMILIES_WITH_OWN_MSCALES = ("phimoe",)
 """Families whose module multiplies by short_mscale and long_mscale."""
 FAMILIES_WITH_SHARED_AXES = ("pixtral",)
 """Towers whose height and width take the frequencies of one head in turn."""
+FAMILIES_WITHOUT_RESTING_KINDS = ("laguna", "mellum", "mimo_v2_flash", "ultrabert")
+"""Families with a dict per kind whose model asks cos and sin of each kind that has layers: where
+the dict of one is null, a forward pass stops, as the installed 5.24 answered."""
 FAMILIES_WITH_EMPTY_LIST_AS_NONE = ("llama4_text",)
 """Families in which an empty list of the layers that rotate counts for no list."""
 
@@ -346,7 +349,11 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
     resolved_dicts = resolve_rope_dicts(model)
     if len(model.without_rotation) == model.num_layers:
         return ComputedPositions(
-            None, {}, model.softmax_scale, without_rotation=model.without_rotation
+            None,
+            {},
+            model.softmax_scale,
+            without_rotation=model.without_rotation,
+            stop_message=_first_reason_to_stop({}, {}, model),
         )
     if model.has_rope_dict_per_kind:
         refuse_unloadable_nested(model, resolved_dicts)
@@ -402,4 +409,6 @@ def _first_reason_to_stop(
         _why_sections_stop(resolved_dicts[kind], layer_rotation, model)
         for kind, layer_rotation in rotations.items()
     ]
+    if model.without_rotation and model.model_type in FAMILIES_WITHOUT_RESTING_KINDS:
+        reasons.append(f"KeyError: {model.layer_types[model.without_rotation[0]]!r}")
     return next(filter(None, reasons), "")
