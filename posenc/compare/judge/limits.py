@@ -24,7 +24,7 @@ from posenc.compare.judge.standing import (
     standing_of_tasks,
 )
 from posenc.compare.judge.summary import summarise
-from posenc.compare.judge.tuning import pairs_turned_by_rates
+from posenc.compare.judge.tuning import name_before_tuning, pairs_turned_by_rates
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.rows import Row, row_name, rows_by_name, rows_of
 from posenc.compare.trial.config import ENCODING_LR, TrialConfig
@@ -50,6 +50,7 @@ def limits_in_words(study: Study) -> str:
             *limit_sentences(limits_of(study)),
             *_sentences_on_tunings(study),
             *_sentences_on_table_rates(study),
+            *_sentences_on_choices(study),
             *_sentences_on_servers(study),
             *_sentences_on_exclusions(study),
         ]
@@ -106,8 +107,32 @@ def _sentences_on_table_rates(study: Study) -> Iterator[str]:
             chosen_factors[check.encoding] = best_try.encoding_lr
     if chosen_factors:
         turned_pairs = pairs_turned_by_rates(checks_on_text)
-        of_chosen = [(a, b) for a, b in turned_pairs if a in chosen_factors]
+        chosen_texts = {
+            name_before_tuning(check)
+            for check in checks_on_text
+            if check.encoding in chosen_factors
+        }
+        of_chosen = [(a, b) for a, b in turned_pairs if a in chosen_texts]
         yield sentence_on_table_rates(chosen_factors, of_chosen)
+
+
+def _sentences_on_choices(study: Study) -> Iterator[str]:
+    """Yield which encodings were not trained with their usual settings, as a search chose others;
+    and, where the choices are recorded ones, where longer trainings are shown."""
+    not_run = []
+    for check in study.rates:
+        best_try = check.best
+        if check.task != TEXT or check.plain_at is None or best_try is None:
+            continue
+        if best_try.encoding != check.tried[check.plain_at].encoding:
+            not_run.append(name_before_tuning(check))
+    if not_run:
+        yield (
+            f"Not run: the usual settings of {list_up_to_six(not_run)}; others were chosen at the "
+            "training length."
+        )
+    if study.rates_from:
+        yield "Longer trainings, with other settings: posenc leaderboard."
 
 
 def _sentences_on_servers(study: Study) -> Iterator[str]:
@@ -388,8 +413,8 @@ def _sentence_on_far_context(limits: StudyLimits) -> str:
     saved_bits = max(limits.bits_saved_by_far_context, 0.0)
     if saved_bits < MARGIN:
         return (
-            f"Far context saves at most {saved_bits:.3f} bits here: far losses show what breaks, "
-            "not what is used."
+            f"Far context saves no row more than {saved_bits:.3f} bits on average: far losses show "
+            "what breaks, not what is used."
         )
     return f"Far context saves up to {saved_bits:.2f} bits here."
 
@@ -400,15 +425,16 @@ def sentence_on_running_only_near(names: Sequence[str], where: str) -> str:
 
 
 def sentence_on_tunings_without_gain(encodings: Sequence[str]) -> str:
-    """Write of which encodings the short tuning at length did not help.
+    """Write which encodings are worse after their short tuning at length than in a window without.
 
     >>> sentence_on_tunings_without_gain(["rope"])
-    "rope's tuning did not help here, so a longer one is not judged."
+    'Tuned at length rope is worse than in a window; a longer tuning was not run.'
     """
-    if len(encodings) == 1:
-        return f"{encodings[0]}'s tuning did not help here, so a longer one is not judged."
-    names = list_up_to_six(encodings)
-    return f"The tunings of {names} did not help here, so longer ones are not judged."
+    verb = "is" if len(encodings) == 1 else "are"
+    return (
+        f"Tuned at length {list_up_to_six(encodings)} {verb} worse than in a window; a longer "
+        "tuning was not run."
+    )
 
 
 def sentence_on_servers(
@@ -478,8 +504,8 @@ def sentence_on_table_rates(
 
     turned: pairs of encodings of which the second was ahead in the search with one rate for all.
 
-    >>> sentence_on_table_rates({"t5": 80}, [("t5", "rope")])
-    'Tables learn faster than the model: t5 80 times. With one rate, rope was ahead of t5.'
+    >>> sentence_on_table_rates({"t5": 80})
+    'Tables learn faster than the model: t5 80 times.'
     """
     rates = join_names([f"{name} {factor:g} times" for name, factor in chosen.items()])
     ahead_of: dict[str, list[str]] = {}
@@ -491,5 +517,6 @@ def sentence_on_table_rates(
         clauses.append(f"{list_up_to_six(ahead)} {verb} ahead of {behind}")
     sentence = f"Tables learn faster than the model: {rates}."
     if clauses:
-        sentence += f" With one rate, {join_names(clauses)}."
+        clause = join_names(clauses)
+        sentence += f" With one rate and the usual settings, {clause} (one seed)."
     return sentence

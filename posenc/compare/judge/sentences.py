@@ -310,7 +310,7 @@ def _sentences_on_dear_encodings(
     answer names cost, against the one to take. chosen: the encoding to take."""
     ratio = cost.known_ratio(chosen, cost.cheapest)
     if ratio is not None and _is_dearer(ratio):
-        yield f"{chosen} costs {times_in_words(ratio)} times {cost.cheapest}'s training time."
+        yield f"Here {chosen} costs {times_in_words(ratio)} times {cost.cheapest}'s training time."
     named_rows: list[str] = []
     for choice in judgement.choices:
         named_rows += _rows_to_name(choice)
@@ -318,7 +318,7 @@ def _sentences_on_dear_encodings(
     for other in dict.fromkeys(encoding_of[name] for name in named_rows):
         ratio = cost.known_ratio(other, chosen)
         if ratio is not None and _is_dearer(ratio):
-            yield f"{other} costs {times_in_words(ratio)} times {chosen}'s training time."
+            yield f"Here {other} costs {times_in_words(ratio)} times {chosen}'s training time."
 
 
 def _sentences_on_equal_time(cost: EqualTime, chosen: str) -> Iterator[str]:

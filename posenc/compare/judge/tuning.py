@@ -6,21 +6,31 @@ from collections.abc import Iterable, Mapping
 from posenc.compare.results import RateCheck
 
 Pairs = list[tuple[str, str]]
-"""Pairs (a, b) of encodings: `a` is ahead after tuning alike, and `b` where less is tuned."""
+"""Pairs (a, b) of encodings, by their texts with the usual settings: `a` is ahead after tuning
+alike, and `b` where less is tuned."""
 
 
 def pairs_turned_by_tuning(checks: Iterable[RateCheck], margin: float = 0.0) -> Pairs:
     """Return the pairs of which `b` is ahead with the recipe's rates and the usual settings. Both
     leads are above `margin` bits, among the trials of a search."""
-    losses = {check.encoding: (_best_bits(check), check.plain_bits) for check in checks}
+    losses = {name_before_tuning(check): (_best_bits(check), check.plain_bits) for check in checks}
     return _turned_pairs(losses, margin)
 
 
 def pairs_turned_by_rates(checks: Iterable[RateCheck], margin: float = 0.0) -> Pairs:
     """Return the pairs of which `b` is ahead with the usual settings and one learning rate for all
     parameters, tables among them. Both leads are above `margin` bits."""
-    losses = {check.encoding: (_best_bits(check), check.one_rate_bits) for check in checks}
+    losses = {
+        name_before_tuning(check): (_best_bits(check), check.one_rate_bits) for check in checks
+    }
     return _turned_pairs(losses, margin)
+
+
+def name_before_tuning(check: RateCheck) -> str:
+    """Return the text of an encoding with its usual setting, without what a search chose."""
+    if check.plain_at is None:
+        return check.encoding
+    return check.tried[check.plain_at].encoding or check.encoding
 
 
 def _best_bits(check: RateCheck) -> float | None:

@@ -94,9 +94,10 @@ def _sentence_on_order(untuned: str, turned_pairs: Sequence[tuple[str, str]]) ->
     untuned: how the trials are tuned less, in words. turned_pairs: see posenc.compare.judge.tuning.
     """
     if not turned_pairs:
-        return f"{untuned}, the search's trials would be in the same order."
+        return f"{untuned}, the search's trials, one seed each, would be in the same order."
     pairs_in_words = "; ".join(f"{b} before {a}" for a, b in turned_pairs)
-    return f"{untuned}, the search's trials would be in another order: {pairs_in_words}."
+    order = f"would be in another order: {pairs_in_words}"
+    return f"{untuned}, the search's trials, one seed each, {order}."
 
 
 def _tuning_row(check: RateCheck) -> list[Value]:

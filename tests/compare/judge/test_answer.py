@@ -454,10 +454,8 @@ def test_what_the_study_cannot_say():
         "in a window, RoPE tuned at length, hybrids with layers without positions, another size, "
         "documents kept apart and your hardware and server"
     )
-    assert (
-        "Far context saves at most 0.000 bits here: far losses show what breaks, not what is used."
-        in text
-    )
+    saves = "Far context saves no row more than 0.000 bits on average: far losses show what breaks"
+    assert f"{saves}, not what is used." in text
 
 
 def test_servers_without_the_encoding_to_take_are_named_with_the_best_row_that_they_run():
@@ -505,7 +503,7 @@ def test_encodings_ahead_with_one_rate_are_named_beside_the_rate_of_tables():
     rope = (RateTried(0.1, 2.5), RateTried(0.2, 2.6), RateTried(0.4, 2.7))
     checks = [RateCheck.of_search(TEXT, "t5", t5, 0), RateCheck.of_search(TEXT, "rope", rope, 0)]
     limits = limits_in_words(dataclasses.replace(six(), rates=tuple(checks)))
-    assert "t5 80 times. With one rate, rope was ahead of t5." in limits
+    assert "With one rate and the usual settings, rope was ahead of t5 (one seed)." in limits
     worse_rope = RateCheck.of_search(TEXT, "rope", tuple(RateTried(0.1, 3.0) for _ in rope), 0)
     limits = limits_in_words(dataclasses.replace(six(), rates=(checks[0], worse_rope)))
     assert "t5 80 times." in limits and "With one rate" not in limits
@@ -559,7 +557,7 @@ def test_a_tuning_that_made_the_weights_worse_does_not_judge_longer_ones(tuned, 
     readings = {"window": (2.51, 2.5, 2.51), "tuned": tuned}
     rope = [result("rope", seed, (2.51, 2.9, 3.3), readings=readings) for seed in (0, 1)]
     others = [r for r in six().results if r.config.encoding != "rope"]
-    words = "rope's tuning did not help here, so a longer one is not judged."
+    words = "Tuned at length rope is worse than in a window; a longer tuning was not run."
     assert (words in limits_in_words(study(*others, *rope))) is is_said
 
 
@@ -822,3 +820,23 @@ def test_an_encoding_without_a_rank_is_named_with_the_trial_that_it_lacks():
         for r in whole.results
     ]
     assert "Not ranked" not in limits_in_words(dataclasses.replace(whole, results=tuple(cannot)))
+
+
+def test_usual_settings_that_were_not_run_are_named_and_longer_trainings_pointed_at():
+    tried = (
+        RateTried(0.1, 2.6, None, "rope"),
+        *(RateTried(0.1, 2.5, None, f"rope:rope_theta={b}") for b in (10, 100)),
+    )
+    check = RateCheck.of_search(TEXT, "rope", tried, 0)
+    searched = dataclasses.replace(six(), rates=(check,))
+    limits = limits_in_words(searched)
+    assert (
+        "Not run: the usual settings of rope; others were chosen at the training length." in limits
+    )
+    assert "posenc leaderboard" not in limits
+    recorded = dataclasses.replace(searched, rates_from="a record")
+    assert "Longer trainings, with other settings: posenc leaderboard." in limits_in_words(recorded)
+    usual = RateCheck.of_search(
+        TEXT, "rope", tuple(RateTried(r, 2.5, None, "rope") for r in (0.1, 0.2, 0.4)), 0
+    )
+    assert "Not run" not in limits_in_words(dataclasses.replace(six(), rates=(usual,)))
