@@ -1,6 +1,7 @@
 """The scale of the scores: the usual one unless it is asked for, and the one that is given."""
 
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -356,3 +357,17 @@ def test_a_score_mod_with_a_given_scale(name, unscaled):
     weights = mod(used * q @ k.mT, *index).softmax(-1)
     expected = posenc.attention_weights(q, k, encoding, scale=scale, **where)
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_cache_of_a_scaled_attention_is_pickled_and_goes_on():
+    encoding = posenc.create("rope", posenc.encodings.ModelShape(32, 4))
+    q, k, v = torch.randn(3, 1, 4, 5, 8).unbind()
+    options = {"encoding": encoding, "mask": posenc.masks.causal, "scale": 0.3}
+    whole = posenc.attention(q, k, v, q_positions=range(5), kv_positions=range(5), **options)
+    cache = posenc.KVCache()
+    first = {"q_positions": range(4), "kv_positions": range(4)}
+    posenc.attention(q[:, :, :4], k[:, :, :4], v[:, :, :4], cache=cache, **first, **options)
+    copy = pickle.loads(pickle.dumps(cache))
+    last = {"q_positions": range(4, 5), "kv_positions": range(4, 5)}
+    row = posenc.attention(q[:, :, 4:], k[:, :, 4:], v[:, :, 4:], cache=copy, **last, **options)
+    torch.testing.assert_close(row, whole[:, :, 4:])

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
@@ -142,6 +143,11 @@ def _is_class_default(name: str, value: Any) -> bool:
     return not (
         is_behaviour or name.startswith("__") or name in ("_attribute_names", "_class_defaults")
     )
+
+
+def _given_scale(scale: float, head_dim: int) -> float:
+    """Return the scale that `attention(scale=...)` gave, whatever the head's width."""
+    return scale
 
 
 class PositionEncoding(nn.Module):
@@ -316,8 +322,8 @@ class PositionEncoding(nn.Module):
         encoding overrides it."""
         scaled = self.shallow_copy()
         # On the object, because terms that multiply with the scale ask the encoding for it, and
-        # its class may define `scale`. The copy lives for one call of attention and is not pickled.
-        scaled.scale = lambda head_dim: scale
+        # its class may define `scale`. A cache keeps the copy, and may be pickled.
+        scaled.scale = partial(_given_scale, scale)
         # So that `shallow_copy` of this copy, in compiled code, copies it, too.
         scaled._attribute_names = (*self._attribute_names, "scale")
         return scaled
