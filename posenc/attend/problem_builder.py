@@ -219,7 +219,8 @@ def _check_new_positions(cache: KVCache, new_tokens: Tokens, mask: Mask | None) 
     compares_positions = mask.causal and not mask.bound
     if not compares_positions:
         return
-    # Packed documents begin again at 0, and padding may have any position.
+    # Packed documents begin again at 0, and padding may have any position. `captured` are the
+    # tensors that a mask holds, by name.
     hides_padding = any(captured.name == PADDING_NAME for captured in mask.captured)
     may_repeat = mask.separates_documents or hides_padding
     if may_repeat:

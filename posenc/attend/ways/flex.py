@@ -473,6 +473,7 @@ def _compiled_flex(
     lengths: (q_len, kv_len) if it is compiled for these only; None for any.
     """
     dynamic = None if lengths is None else False
+    # Recompilations of each of these functions count towards a limit of its own.
     return compile_with_separate_limit(
         _attend_to_parts, MAX_CACHE_SIZE, dynamic=dynamic, fullgraph=True
     )

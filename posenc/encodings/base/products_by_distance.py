@@ -238,6 +238,7 @@ def _products_of_queries(
     if kv_start:
         yield 0, kv_start, q_vectors @ band.vectors_from(band.high).mT
     if kv_start < kv_stop:
+        # One vector more than there are distances: `skew` takes rows of that length, see there.
         near_vectors = band.vectors_from(
             query_offset + num_rows - 1 - kv_start, num_rows + kv_stop - kv_start
         )

@@ -23,7 +23,7 @@ def rotation_arguments(
 
     Raises: ValueError for a config that posenc cannot read; for a kind of layer that the model does
     not have; and for a rotation whose frequencies no scaling of posenc gives, compared with those
-    that the runtimes compute.
+    that the config means (see posenc.runtimes.meaning).
     """
     from posenc.runtimes.config_model import model_of
     from posenc.runtimes.meaning import UnknownFamilyError, meaning_of, require_known_family
@@ -54,10 +54,10 @@ def rotation_arguments(
     # The scaling above is read from names; that it computes the same is tested at two lengths.
     for length in (meaning.trained_length, meaning.max_length):
         scaling_frequencies = rope_frequencies(rotary_dim, theta, scaling, length)
-        runtime_rotation = meaning_of(config, length).computed.rotations[kind]
+        meant_rotation = meaning_of(config, length).computed.rotations[kind]
         number_pairs = zip(
             (*scaling_frequencies.inv_freq, scaling_frequencies.attention_factor),
-            (*runtime_rotation.inv_freq, runtime_rotation.multiplier),
+            (*meant_rotation.inv_freq, meant_rotation.multiplier),
             strict=True,
         )
         if not all(math.isclose(a, b, rel_tol=1e-6) for a, b in number_pairs):

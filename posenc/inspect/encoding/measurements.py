@@ -49,7 +49,7 @@ CHANGES = {
     "cache": results_in_steps,
 }
 """For each change that should not matter, the function that yields pairs of results: with the
-change and without."""
+change, without it, and the change in words."""
 EMBEDDINGS_PLACE, QUERIES_KEYS_PLACE, SCORES_PLACE, VALUES_PLACE = 1, 2, 3, 4
 """The places where an encoding may act, as numbered in its claims; values include the output."""
 _FAR_OFFSET_IN_LENGTHS = 4

@@ -54,7 +54,8 @@ def decay_bytes(encoding: PositionEncoding, shape: ModelShape) -> int:
     between.
 
     For each random pair it keeps the scores of a query at each distance with a key at each
-    distance, three times: before the mask, after it, and summed.
+    distance, three times: before the mask, after it, and as log-sum-exp over the one key that
+    each query sees.
     """
     if not encoding.claims.permutation_invariant:
         return 0
