@@ -136,7 +136,27 @@ def losses_by_length(study: Study) -> LossCurves:
     """Return the curves of mean bits per byte at each test length; bars are half of
     the 95 % interval of the difference from the lowest; the lowest has the bar of the nearest
     other. There is no bar where a difference has no interval, and for other readings."""
-    points_by_name: dict[str, list[tuple[float, float, float, float]]] = {}
+    points_by_name = _points_as_trained(study)
+    for name, rows in _rows_in_other_readings(study).items():
+        points_by_name[name] = _points_of_reading(rows)
+    curves = {
+        name: [*zip(*points, strict=True)] for name, points in points_by_name.items() if points
+    }
+    caption = _CAPTION_WITHOUT_BARS
+    for _, _, lows, highs in curves.values():
+        if any(low < high for low, high in zip(lows, highs, strict=True)):
+            caption = _CAPTION_BY_LENGTH
+    draw = _draw_over_lengths(study, _tested_lengths(study))
+    return LossCurves("by-length", caption, "test length, bytes", curves, draw, has_bars=True)
+
+
+PointWithBar = tuple[float, float, float, float]
+"""A test length, the mean loss there, and the ends of its bar."""
+
+
+def _points_as_trained(study: Study) -> dict[str, list[PointWithBar]]:
+    """Return the points of each encoding read as trained, in the order of the study."""
+    points_by_name: dict[str, list[PointWithBar]] = {name: [] for name in study.encodings}
     for length in _tested_lengths(study):
         standing = standing_at(study, length)
         if standing is None:
@@ -144,30 +164,21 @@ def losses_by_length(study: Study) -> LossCurves:
         for name in standing.order:
             mean = standing.mean(name)
             half_of_bar = half_bar(standing, name)
-            points_by_name.setdefault(name, []).append(
-                (length, mean, mean - half_of_bar, mean + half_of_bar)
-            )
-    curves = {}
-    for name in study.encodings:
-        if name in points_by_name:
-            curves[name] = [*zip(*points_by_name[name], strict=True)]
-    for name, rows in _rows_in_other_readings(study).items():
-        points = []
-        for length in rows[0].score_by_length:
-            losses = [row.score_by_length[length].bits_per_byte for row in rows]
-            known_losses = [bits for bits in losses if bits is not None]
-            if known_losses and len(known_losses) == len(rows):
-                points.append(
-                    (length, fmean(known_losses), fmean(known_losses), fmean(known_losses))
-                )
-        if points:
-            curves[name] = [*zip(*points, strict=True)]
-    caption = _CAPTION_WITHOUT_BARS
-    for _, _, lows, highs in curves.values():
-        if any(low < high for low, high in zip(lows, highs, strict=True)):
-            caption = _CAPTION_BY_LENGTH
-    draw = _draw_over_lengths(study, _tested_lengths(study))
-    return LossCurves("by-length", caption, "test length, bytes", curves, draw, has_bars=True)
+            points_by_name[name].append((length, mean, mean - half_of_bar, mean + half_of_bar))
+    return points_by_name
+
+
+def _points_of_reading(rows: Sequence[Row]) -> list[PointWithBar]:
+    """Return the points of a row in another reading, without bars, at lengths that all its seeds
+    have. rows: the row with each seed."""
+    points = []
+    for length in rows[0].score_by_length:
+        losses = [row.score_by_length[length].bits_per_byte for row in rows]
+        known_losses = [bits for bits in losses if bits is not None]
+        if known_losses and len(known_losses) == len(rows):
+            mean = fmean(known_losses)
+            points.append((length, mean, mean, mean))
+    return points
 
 
 def half_bar(standing: Standing, name: str) -> float:
