@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from posenc.compare.judge.near_far import encodings_best_first
+from posenc.compare.judging.near_far import encodings_best_first
 from posenc.compare.page.figures import chart_of_losses, losses_by_length
 from posenc.compare.results import Study
 from posenc.report.chart import describe_curve_ends

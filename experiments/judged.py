@@ -34,9 +34,9 @@ from refused import check_file, refusing
 from tables import write_table
 
 from posenc.compare import results
-from posenc.compare.judge.judgement import TIED, DriftOfLeads, choose
-from posenc.compare.judge.near_far import far_loss, places_of
-from posenc.compare.judge.standing import MARGIN
+from posenc.compare.judging.judgement import TIED, DriftOfLeads, choose
+from posenc.compare.judging.near_far import far_loss, places_of
+from posenc.compare.judging.standing import MARGIN
 from posenc.compare.results import TrialResult
 from posenc.compare.rows import rows_of
 

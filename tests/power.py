@@ -212,10 +212,10 @@ MUTATIONS = (
         "compare/trial",
     ),
     Mutation(
-        "compare/judge/standing.py",
+        "compare/judging/standing.py",
         "return sum(key < own_key for key in all_keys) + (num_equal + 1) / 2",
         "return sum(key < own_key for key in all_keys) + 1",
-        "compare/judge",
+        "compare/judging",
     ),
     Mutation(
         "statistics/seed_intervals.py",

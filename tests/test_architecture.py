@@ -224,13 +224,13 @@ def test_no_inner_room_imports_the_door_of_its_house():
 
 def test_arrows_between_rooms_are_counted_once():
     inner = {
-        "posenc/compare/judge/__init__.py": "",
-        "posenc/compare/judge/a.py": "import posenc.hf\nfrom posenc.hf import b\n",
-        "posenc/compare/judge/b.py": "from posenc.hf import c\nload('posenc.bench')\n",
-        "posenc/compare/c.py": "from posenc.compare.judge import a\n",
+        "posenc/compare/judging/__init__.py": "",
+        "posenc/compare/judging/a.py": "import posenc.hf\nfrom posenc.hf import b\n",
+        "posenc/compare/judging/b.py": "from posenc.hf import c\nload('posenc.bench')\n",
+        "posenc/compare/c.py": "from posenc.compare.judging import a\n",
     }
     new = arrows({**HOUSE, **inner}) - arrows(HOUSE)
-    assert new == {("compare/judge", "hf"), ("compare", "compare/judge")}
+    assert new == {("compare/judging", "hf"), ("compare", "compare/judging")}
     assert ("bench", "numbers") in arrows(HOUSE)
 
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from posenc.compare.results import Timing
-from tests.compare.judge.test_standing import of_tasks
-from tests.compare.judge.test_summary import result, study
+from tests.compare.judging.test_standing import of_tasks
+from tests.compare.judging.test_summary import result, study
 from tests.test_readme import load_script
 
 script = load_script("leaderboard_answer")

@@ -8,7 +8,7 @@ from scipy import stats
 
 from posenc.compare.results import Study
 from posenc.tasks.registry import TASKS
-from tests.compare.judge.test_summary import result, study
+from tests.compare.judging.test_summary import result, study
 from tests.compare.reports.test_reports import changed
 from tests.compare.test_tasks import result as task_result
 from tests.compare.test_tasks import study_of

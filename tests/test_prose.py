@@ -8,7 +8,7 @@ import torch
 from markdown_it import MarkdownIt
 
 import posenc
-from posenc.compare.judge.standing import standing_of_tasks
+from posenc.compare.judging.standing import standing_of_tasks
 from tests.experiment import experiment
 from tests.test_numbers import (
     MARKS,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from posenc.compare.judge.standing import scores_of_task
+from posenc.compare.judging.standing import scores_of_task
 from posenc.compare.results import Study
 from posenc.compare.trial.config import CAUSAL
 from posenc.tasks.registry import TEXT

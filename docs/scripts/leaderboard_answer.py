@@ -6,15 +6,15 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from posenc.compare.judge import sentences
-from posenc.compare.judge.judgement import (
+from posenc.compare.judging import sentences
+from posenc.compare.judging.judgement import (
     TIED,
     Choice,
     Judgement,
     judge,
     most_served_then_cheapest,
 )
-from posenc.compare.judge.standing import Standing, standing_of_tasks
+from posenc.compare.judging.standing import Standing, standing_of_tasks
 from posenc.compare.page.numbers import facts_of
 from posenc.compare.results import Study, with_labels
 from posenc.compare.rows import EqualTime

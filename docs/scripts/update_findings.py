@@ -13,10 +13,10 @@ from agreement import sign_agreement
 from matplotlib.figure import Figure
 from update_numbers import change, published_pairs, rows, studies, trained
 
-from posenc.compare.judge.context_use import context_gains
-from posenc.compare.judge.near_far import encodings_best_first, standings
-from posenc.compare.judge.standing import Standing
-from posenc.compare.judge.summary import summarise
+from posenc.compare.judging.context_use import context_gains
+from posenc.compare.judging.near_far import encodings_best_first, standings
+from posenc.compare.judging.standing import Standing
+from posenc.compare.judging.summary import summarise
 from posenc.compare.page import figures
 from posenc.compare.page.figures import task_plots
 from posenc.compare.results import Study

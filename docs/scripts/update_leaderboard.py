@@ -11,10 +11,10 @@ from pathlib import Path
 
 from leaderboard_answer import facts_of_leaderboard
 
-from posenc.compare.judge.answer import conclude
-from posenc.compare.judge.near_far import near_and_far
-from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks
-from posenc.compare.judge.summary import summarise_tasks
+from posenc.compare.judging.answer import conclude
+from posenc.compare.judging.near_far import near_and_far
+from posenc.compare.judging.standing import Standing, standing_of_task, standing_of_tasks
+from posenc.compare.judging.summary import summarise_tasks
 from posenc.compare.page.figures import task_plots
 from posenc.compare.reports import leaderboard
 from posenc.compare.results import Study

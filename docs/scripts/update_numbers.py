@@ -26,15 +26,15 @@ from agreement import (
     sign_agreement,
 )
 
-from posenc.compare.judge.context_use import context_gains
-from posenc.compare.judge.limits import limits_in_words
-from posenc.compare.judge.standing import (
+from posenc.compare.judging.context_use import context_gains
+from posenc.compare.judging.limits import limits_in_words
+from posenc.compare.judging.standing import (
     Standing,
     standing_at,
     standing_of_task,
     standing_of_tasks,
 )
-from posenc.compare.judge.summary import has_learned, shown_score
+from posenc.compare.judging.summary import has_learned, shown_score
 from posenc.compare.plan.equal_tuning import CHOICES_FILE, RecordedChoices
 from posenc.compare.reports.leaderboard import PUBLISHED_FOLDER
 from posenc.compare.results import RateCheck, Study, TrialResult

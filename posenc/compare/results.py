@@ -244,7 +244,7 @@ class CaseSummary(Record):
 class TaskSummary(Record):
     """One row of a task's table; only finished trials count.
 
-    learned: number of seeds that learned the task, see posenc.compare.judge.summary.
+    learned: number of seeds that learned the task, see posenc.compare.judging.summary.
     """
 
     task: str

@@ -14,7 +14,7 @@ from rich.console import Console
 from posenc.command_line.errors import RunFailed, Stopped
 from posenc.compare.engines import run_trials
 from posenc.compare.engines.run_trials import Engine
-from posenc.compare.judge.answer import conclude
+from posenc.compare.judging.answer import conclude
 from posenc.compare.options import Options
 from posenc.compare.page.report import (
     report_of,

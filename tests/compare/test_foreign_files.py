@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.compare.judge.test_summary import study
+from tests.compare.judging.test_summary import study
 from tests.compare.reports.test_reports import on_disk, whole
 from tests.texts import prose
 

@@ -13,7 +13,7 @@ from posenc.compare import progress
 from posenc.compare.engines.run_trials import run_trials
 from posenc.compare.progress import EventFile, TensorBoard, open_watchers
 from posenc.compare.results import Study, TrainingPoint, TrialResult
-from tests.compare.judge.test_summary import TRIAL
+from tests.compare.judging.test_summary import TRIAL
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

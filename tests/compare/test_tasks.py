@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from posenc import generate
-from posenc.compare.judge.answer import conclude
-from posenc.compare.judge.summary import has_learned, summarise_tasks
+from posenc.compare.judging.answer import conclude
+from posenc.compare.judging.summary import has_learned, summarise_tasks
 from posenc.compare.options import Options
 from posenc.compare.page.numbers import csv_text
 from posenc.compare.page.report import report_of

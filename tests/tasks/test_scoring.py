@@ -146,10 +146,10 @@ def test_policies_by_hand():
 
 
 def test_tables_and_figures_of_a_task_show_the_levels():
-    from posenc.compare.judge.summary import summarise_tasks
+    from posenc.compare.judging.summary import summarise_tasks
     from posenc.compare.page.figures import NO_MODEL, task_plots
     from posenc.compare.page.report import report_of
-    from tests.compare.judge.test_standing import of_tasks
+    from tests.compare.judging.test_standing import of_tasks
 
     given = of_tasks({"t5": (0.9, 0.8), "rope": (0.1, 0.3)}, tasks=("copy",))
     given = dataclasses.replace(given, tasks=summarise_tasks(given))

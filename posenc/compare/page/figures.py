@@ -9,10 +9,15 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from posenc.compare.judge.context_use import far_by_context, losses_by_context
-from posenc.compare.judge.near_far import encodings_best_first, standing_by_column
-from posenc.compare.judge.standing import Standing, order_by_standings, scores_of_task, standing_at
-from posenc.compare.judge.summary import group_by_task, has_learned
+from posenc.compare.judging.context_use import far_by_context, losses_by_context
+from posenc.compare.judging.near_far import encodings_best_first, standing_by_column
+from posenc.compare.judging.standing import (
+    Standing,
+    order_by_standings,
+    scores_of_task,
+    standing_at,
+)
+from posenc.compare.judging.summary import group_by_task, has_learned
 from posenc.compare.results import CaseSummary, PositionScore, Study, TaskSummary, TrialResult
 from posenc.compare.rows import Row, row_name, rows_by_name
 from posenc.compare.trial.config import TrialConfig

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from posenc.compare.judge.answer import answer_and_choices
-from posenc.compare.judge.context_use import context_use
-from posenc.compare.judge.near_far import standings
-from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks
+from posenc.compare.judging.answer import answer_and_choices
+from posenc.compare.judging.context_use import context_use
+from posenc.compare.judging.near_far import standings
+from posenc.compare.judging.standing import Standing, standing_of_task, standing_of_tasks
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.rows import rows_by_name
 from posenc.compare.scores import FarScore

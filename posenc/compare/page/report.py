@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from posenc.compare.judge.near_far import standings
-from posenc.compare.judge.summary import group_by_task
+from posenc.compare.judging.near_far import standings
+from posenc.compare.judging.summary import group_by_task
 from posenc.compare.page import figures
 from posenc.compare.page.numbers import csv_text, facts_of
 from posenc.compare.page.settings import facts_to_repeat, paper_links, specs_table, tuning_sections

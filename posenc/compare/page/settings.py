@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from posenc.compare.judge.tuning import pairs_turned_by_rates, pairs_turned_by_tuning
+from posenc.compare.judging.tuning import pairs_turned_by_rates, pairs_turned_by_tuning
 from posenc.compare.results import (
     RATE_FACTORS,
     RateCheck,
@@ -91,7 +91,8 @@ def _untuned_in_words(checks: Sequence[RateCheck]) -> str:
 def _sentence_on_order(untuned: str, turned_pairs: Sequence[tuple[str, str]]) -> str:
     """Write which pairs of the search's trials are in another order where less is tuned.
 
-    untuned: how the trials are tuned less, in words. turned_pairs: see posenc.compare.judge.tuning.
+    untuned: how the trials are tuned less, in words. turned_pairs: see
+    posenc.compare.judging.tuning.
     """
     if not turned_pairs:
         return f"{untuned}, the search's trials, one seed each, would be in the same order."

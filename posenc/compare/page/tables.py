@@ -5,9 +5,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median
 
-from posenc.compare.judge import sentences
-from posenc.compare.judge.context_use import context_use
-from posenc.compare.judge.near_far import (
+from posenc.compare.judging import sentences
+from posenc.compare.judging.context_use import context_use
+from posenc.compare.judging.near_far import (
     Places,
     encodings_best_first,
     far_place_in_words,
@@ -15,9 +15,9 @@ from posenc.compare.judge.near_far import (
     standing_by_column,
     standings,
 )
-from posenc.compare.judge.sentences import range_of_context
-from posenc.compare.judge.standing import Standing, order_by_standings, ranks_without_a_task
-from posenc.compare.judge.summary import REACH_TOLERANCE, bits_saved_by_doubling
+from posenc.compare.judging.sentences import range_of_context
+from posenc.compare.judging.standing import Standing, order_by_standings, ranks_without_a_task
+from posenc.compare.judging.summary import REACH_TOLERANCE, bits_saved_by_doubling
 from posenc.compare.page import figures
 from posenc.compare.results import CaseSummary, Study, TaskSummary
 from posenc.compare.rows import EqualTime, Row, at_equal_time, rows_by_name, rows_of

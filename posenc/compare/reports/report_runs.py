@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from posenc.compare.judge.answer import conclude
+from posenc.compare.judging.answer import conclude
 from posenc.compare.page.numbers import COLUMNS
 from posenc.compare.page.report import (
     report_of,

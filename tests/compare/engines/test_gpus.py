@@ -19,7 +19,7 @@ from posenc.compare.trial import process
 from posenc.compare.trial.result_files import save_result
 from posenc.machine import hardware
 from tests.compare.engines.test_run_trials import trial
-from tests.compare.judge.test_summary import seeds, study
+from tests.compare.judging.test_summary import seeds, study
 from tests.compare.test_tasks import planned
 
 SAYS = """

@@ -13,7 +13,7 @@ import pytest
 from posenc.compare.engines.remote import MAX_LOST_RUNS, Progress, Remote
 from posenc.compare.options import Options, check_options
 from posenc.machine.fingerprint import processor_facts
-from tests.compare.judge.test_summary import TRIAL
+from tests.compare.judging.test_summary import TRIAL
 
 
 @pytest.mark.parametrize(

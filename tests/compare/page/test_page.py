@@ -8,8 +8,8 @@ import pytest
 
 from posenc import ModelShape, PositionEncoding
 from posenc.compare import run
-from posenc.compare.judge.standing import standing_at
-from posenc.compare.judge.summary import bits_saved_by_doubling
+from posenc.compare.judging.standing import standing_at
+from posenc.compare.judging.summary import bits_saved_by_doubling
 from posenc.compare.page.figures import _merge_position_scores, half_bar
 from posenc.compare.page.report import report_of
 from posenc.compare.page.settings import specs_table

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from posenc.compare.judge.answer import conclude
+from posenc.compare.judging.answer import conclude
 from posenc.compare.page.figures import curve_plots
 from posenc.compare.page.numbers import csv_text
 from posenc.compare.page.report import report_of

@@ -8,7 +8,7 @@ import torch
 from posenc.compare.plan import cost
 from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.compare.trial.train import build_model
-from tests.compare.judge.test_summary import TRIAL
+from tests.compare.judging.test_summary import TRIAL
 
 GIB = 2**30
 

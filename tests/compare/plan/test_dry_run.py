@@ -11,7 +11,7 @@ from posenc.compare.plan import dry_run as module
 from posenc.compare.plan.dry_run import dry_run, most_training_tokens
 from posenc.compare.plan.learning_rate_search import rate_trials
 from posenc.compare.plan.time_estimate import MeasuredKind
-from tests.compare.judge.test_summary import TRIAL
+from tests.compare.judging.test_summary import TRIAL
 from tests.texts import prose
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from posenc import ALiBi
-from posenc.compare.judge.standing import standing_at
+from posenc.compare.judging.standing import standing_at
 from posenc.compare.page.report import report_of
 from posenc.compare.plan.encodings import (
     _check_outputs_at_lengths,

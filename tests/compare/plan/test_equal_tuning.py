@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from posenc.compare.defaults import DEFAULT_ENCODINGS
-from posenc.compare.judge.tuning import pairs_turned_by_rates, pairs_turned_by_tuning
+from posenc.compare.judging.tuning import pairs_turned_by_rates, pairs_turned_by_tuning
 from posenc.compare.options import Options
 from posenc.compare.plan import equal_tuning
 from posenc.compare.plan.encodings import read_encodings

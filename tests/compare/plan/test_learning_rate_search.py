@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from posenc.compare.judge.summary import summarise_tasks
+from posenc.compare.judging.summary import summarise_tasks
 from posenc.compare.options import Options
 from posenc.compare.page.report import report_of
 from posenc.compare.plan.learning_rate_search import choose_rates, rate_trials, with_chosen_rates

@@ -10,7 +10,7 @@ from posenc.compare.plan import splits, time_estimate
 from posenc.compare.plan.time_estimate import START_SECONDS
 from posenc.compare.trial import train
 from posenc.files.find_texts import find_text
-from tests.compare.judge.test_summary import TRIAL
+from tests.compare.judging.test_summary import TRIAL
 
 SLEEP = 0.02
 

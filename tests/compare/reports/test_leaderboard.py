@@ -16,9 +16,9 @@ from posenc.compare.plan.plan import make_plan
 from posenc.compare.reports import leaderboard, report_runs
 from posenc.files.sealed_json import HASH_KEY
 from posenc.report.report import as_json, cell_text
-from tests.compare.judge.test_answer import six
-from tests.compare.judge.test_standing import of_tasks
-from tests.compare.judge.test_summary import result, study
+from tests.compare.judging.test_answer import six
+from tests.compare.judging.test_standing import of_tasks
+from tests.compare.judging.test_summary import result, study
 from tests.compare.reports.test_reports import on_disk, whole
 from tests.experiment import experiment
 from tests.test_numbers import rank

@@ -20,7 +20,7 @@ from posenc.compare.run_study import check_out_folder, collect_results
 from posenc.compare.trial.result_files import load_results
 from posenc.files.sealed_json import HASH_KEY, seal
 from posenc.report.report import as_json
-from tests.compare.judge.test_summary import study as text_study
+from tests.compare.judging.test_summary import study as text_study
 from tests.compare.reports.test_reports import on_disk, whole
 from tests.compare.test_tasks import result as task_result
 from tests.compare.test_tasks import study_of

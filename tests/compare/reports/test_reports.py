@@ -8,7 +8,7 @@ import pytest
 from posenc.compare.reports.report_runs import merge_runs, report_runs
 from posenc.compare.results import PositionScore, Study, TrialResult
 from posenc.compare.trial.config import RECIPE
-from tests.compare.judge.test_summary import OFFSETS, result, study
+from tests.compare.judging.test_summary import OFFSETS, result, study
 from tests.compare.test_tasks import result as of_task
 from tests.compare.test_tasks import study_of
 

@@ -4,8 +4,8 @@ read a page in `posenc.compare.page`."""
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from posenc.compare.judge.context_use import ContextUse, LeadByContext
-from posenc.compare.judge.judgement import (
+from posenc.compare.judging.context_use import ContextUse, LeadByContext
+from posenc.compare.judging.judgement import (
     LEADS,
     MARGIN,
     TIED,
@@ -15,7 +15,7 @@ from posenc.compare.judge.judgement import (
     Judgement,
     OwnComparison,
 )
-from posenc.compare.judge.standing import Standing
+from posenc.compare.judging.standing import Standing
 from posenc.compare.rows import CostRatio, EqualTime
 from posenc.report.report import join_names, list_up_to_six, number_word
 from posenc.statistics.seed_intervals import Gap

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import posenc
-from posenc.compare.judge.summary import (
+from posenc.compare.judging.summary import (
     HALF_RATE_FRACTION,
     estimate_bits_of_doubling_steps,
     summarise,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
 
-from posenc.compare.judge.summary import has_learned, shown_score
+from posenc.compare.judging.summary import has_learned, shown_score
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.evaluate import NUM_TEST_SEQUENCES
 from posenc.statistics.seed_intervals import Gap, PairwiseComparison, Prior, group_into_tiers

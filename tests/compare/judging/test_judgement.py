@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from posenc.compare.judge import judgement
-from posenc.compare.judge.context_use import ContextUse
-from posenc.compare.judge.judgement import (
+from posenc.compare.judging import judgement
+from posenc.compare.judging.context_use import ContextUse
+from posenc.compare.judging.judgement import (
     LEADS,
     TIED,
     USE,
@@ -25,13 +25,13 @@ from posenc.compare.judge.judgement import (
     judge,
     verdicts_of_pairs,
 )
-from posenc.compare.judge.near_far import Places, far_loss, places_of
-from posenc.compare.judge.sentences import _sentence_on_breaking
+from posenc.compare.judging.near_far import Places, far_loss, places_of
+from posenc.compare.judging.sentences import _sentence_on_breaking
 from posenc.compare.results import Study
 from posenc.compare.rows import rows_of
 from posenc.statistics.seed_intervals import Gap
 from posenc.tasks.registry import TEXT
-from tests.compare.judge.test_context_use import rows_with, scores_of_model
+from tests.compare.judging.test_context_use import rows_with, scores_of_model
 from tests.experiment import experiment
 
 published_trials = experiment("published_trials")

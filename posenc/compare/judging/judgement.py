@@ -8,16 +8,16 @@ from itertools import combinations
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from posenc.compare.judge.context_use import (
+from posenc.compare.judging.context_use import (
     ContextUse,
     LeadByContext,
     context_use,
     lead_by_context,
 )
-from posenc.compare.judge.near_far import Places, near_and_far
-from posenc.compare.judge.served_by import num_servers
-from posenc.compare.judge.standing import MARGIN, Standing
-from posenc.compare.judge.summary import bits_saved_by_doubling
+from posenc.compare.judging.near_far import Places, near_and_far
+from posenc.compare.judging.served_by import num_servers
+from posenc.compare.judging.standing import MARGIN, Standing
+from posenc.compare.judging.summary import bits_saved_by_doubling
 from posenc.compare.results import Study
 from posenc.compare.rows import EqualTime, Row, at_equal_time, row_name, rows_by_name
 from posenc.statistics.seed_intervals import Gap, significance_level

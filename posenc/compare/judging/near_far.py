@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from posenc.compare.judge.standing import (
+from posenc.compare.judging.standing import (
     FAR_PRIOR,
     MARGIN,
     NEAR_PRIOR,

@@ -9,22 +9,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median_high
 
-from posenc.compare.judge import sentences
-from posenc.compare.judge.context_use import context_use
-from posenc.compare.judge.judgement import (
+from posenc.compare.judging import sentences
+from posenc.compare.judging.context_use import context_use
+from posenc.compare.judging.judgement import (
     bits_that_may_turn,
     judge,
     moves_of_leads,
 )
-from posenc.compare.judge.near_far import near_and_far
-from posenc.compare.judge.sentences import with_interval
-from posenc.compare.judge.served_by import SERVERS, servers_of
-from posenc.compare.judge.standing import (
+from posenc.compare.judging.near_far import near_and_far
+from posenc.compare.judging.sentences import with_interval
+from posenc.compare.judging.served_by import SERVERS, servers_of
+from posenc.compare.judging.standing import (
     MARGIN,
     standing_of_tasks,
 )
-from posenc.compare.judge.summary import summarise
-from posenc.compare.judge.tuning import name_before_tuning, pairs_turned_by_rates
+from posenc.compare.judging.summary import summarise
+from posenc.compare.judging.tuning import name_before_tuning, pairs_turned_by_rates
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.rows import Row, row_name, rows_by_name, rows_of
 from posenc.compare.trial.config import ENCODING_LR, TrialConfig

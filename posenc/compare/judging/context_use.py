@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
-from posenc.compare.judge.standing import MARGIN
+from posenc.compare.judging.standing import MARGIN
 from posenc.compare.results import FarScore, Study, TrialResult
 from posenc.compare.rows import Row
 from posenc.compare.scores import mean_loss_at_positions

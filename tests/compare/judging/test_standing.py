@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from posenc.compare.judge.answer import answer
-from posenc.compare.judge.near_far import standings
-from posenc.compare.judge.standing import (
+from posenc.compare.judging.answer import answer
+from posenc.compare.judging.near_far import standings
+from posenc.compare.judging.standing import (
     Standing,
     ranks_by_task,
     ranks_without_a_task,
@@ -21,13 +21,13 @@ from posenc.compare.judge.standing import (
     standing_of_task,
     standing_of_tasks,
 )
-from posenc.compare.judge.summary import summarise
+from posenc.compare.judging.summary import summarise
 from posenc.compare.page.report import report_of
 from posenc.compare.results import CaseScore, LengthScore, Study
 from posenc.report.report import cell_text, measured_value
 from posenc.statistics.seed_intervals import PairwiseComparison
 from posenc.tasks.registry import TEXT
-from tests.compare.judge.test_summary import TRIAL, result, seeds, study
+from tests.compare.judging.test_summary import TRIAL, result, seeds, study
 from tests.compare.test_tasks import result as task_result
 from tests.compare.test_tasks import study_of
 from tests.experiment import experiment

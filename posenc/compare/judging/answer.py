@@ -8,22 +8,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from posenc.compare.judge import sentences
-from posenc.compare.judge.judgement import (
+from posenc.compare.judging import sentences
+from posenc.compare.judging.judgement import (
     Judgement,
     certainty_on_task,
     judge,
     why_no_interval,
 )
-from posenc.compare.judge.limits import limits_in_words
-from posenc.compare.judge.near_far import count_failed_trials
-from posenc.compare.judge.standing import (
+from posenc.compare.judging.limits import limits_in_words
+from posenc.compare.judging.near_far import count_failed_trials
+from posenc.compare.judging.standing import (
     Standing,
     metric_beyond,
     standing_of_task,
     standing_of_tasks,
 )
-from posenc.compare.judge.summary import has_learned, summarise, summarise_tasks
+from posenc.compare.judging.summary import has_learned, summarise, summarise_tasks
 from posenc.compare.results import Study, with_labels
 from posenc.tasks.registry import TEXT
 

@@ -7,14 +7,14 @@ import re
 import numpy as np
 import pytest
 
-from posenc.compare.judge.answer import answer, answer_and_choices, conclude
-from posenc.compare.judge.limits import limits_in_words
+from posenc.compare.judging.answer import answer, answer_and_choices, conclude
+from posenc.compare.judging.limits import limits_in_words
 from posenc.compare.page.numbers import facts_of
 from posenc.compare.results import RateCheck, RateTried, TrainingPoint, TrialResult
 from posenc.compare.scores import PositionScore
 from posenc.tasks.registry import TEXT
-from tests.compare.judge.test_standing import RESULTS, of_tasks
-from tests.compare.judge.test_summary import TRIAL, result, seeds, study
+from tests.compare.judging.test_standing import RESULTS, of_tasks
+from tests.compare.judging.test_summary import TRIAL, result, seeds, study
 from tests.experiment import experiment
 
 published_trials = experiment("published_trials")

@@ -6,19 +6,19 @@ import math
 import numpy as np
 import pytest
 
-from posenc.compare.judge.answer import answer, conclude
-from posenc.compare.judge.context_use import (
+from posenc.compare.judging.answer import answer, conclude
+from posenc.compare.judging.context_use import (
     ContextUse,
     context_gains,
     context_use,
     lead_by_context,
 )
-from posenc.compare.judge.sentences import sentence_on_context, sentence_on_lead
+from posenc.compare.judging.sentences import sentence_on_context, sentence_on_lead
 from posenc.compare.page.numbers import facts_of
 from posenc.compare.rows import rows_by_name
 from posenc.compare.scores import FarScore, PositionScore
 from posenc.statistics.seed_intervals import Gap
-from tests.compare.judge.test_summary import TRIAL, result, seeds, study
+from tests.compare.judging.test_summary import TRIAL, result, seeds, study
 
 TRAIN_LENGTH = 128
 LENGTHS = (256, 512, 1024)
