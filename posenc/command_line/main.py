@@ -26,9 +26,9 @@ from posenc.report.escaping import show_hidden_characters
 
 COMMANDS = {
     "list": "posenc.list:list_encodings",
-    "compare": "posenc.compare.options:compare",
-    "report": "posenc.compare.reports.command:report",
-    "leaderboard": "posenc.compare.reports.command:leaderboard",
+    "compare": "posenc.compare.command:compare",
+    "report": "posenc.compare.command:report",
+    "leaderboard": "posenc.compare.command:leaderboard",
     "bench": "posenc.bench.command:bench",
     "inspect": "posenc.inspect.command:inspect",
     "extend": "posenc.extend.command:extend",

@@ -1,6 +1,5 @@
 """Options of `posenc compare`: name, type, range, default and help, each in one place."""
 
-import inspect
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
@@ -438,17 +437,3 @@ def _is_of_type(value: Any, value_type: Any) -> bool:
     if not isinstance(value, _ACCEPTED_TYPES[value_type][0]):
         return False
     return value_type != list[str] or all(isinstance(item, str) for item in value)
-
-
-def compare(**options: Any) -> None:
-    """Train each encoding short, test it long, and recommend one.
-
-    The same command resumes an interrupted one and skips finished trials.
-    """
-    from posenc.compare import run_sizes
-
-    run_sizes.run(Options(**options))
-
-
-# typer makes the command's options from the signature.
-compare.__signature__ = inspect.signature(Options, eval_str=True)  # type: ignore[attr-defined]

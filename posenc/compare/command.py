@@ -1,11 +1,27 @@
-"""`posenc report` and `posenc leaderboard`. torch is imported when they run."""
+"""`posenc compare`, `posenc report` and `posenc leaderboard`. torch is imported when they run."""
 
+import inspect
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from posenc.command_line.options import Figures, Json, option
+from posenc.compare.options import Options
+
+
+def compare(**options: Any) -> None:
+    """Train each encoding short, test it long, and recommend one.
+
+    The same command resumes an interrupted one and skips finished trials.
+    """
+    from posenc.compare import run_sizes
+
+    run_sizes.run(Options(**options))
+
+
+# typer makes the command's options from the signature.
+compare.__signature__ = inspect.signature(Options, eval_str=True)  # type: ignore[attr-defined]
 
 
 def report(
