@@ -214,8 +214,8 @@ def _report_of_encodings(
     made_by: the command or Python call that repeats it. compare: put the encodings into shared
     tables. has_figures: add figures, which need matplotlib.
     """
-    from posenc.inspect.encoding.judgement import judge
     from posenc.inspect.encoding.report import report_of
+    from posenc.inspect.encoding.sentences import judge
 
     judgements = [judge(sheet) for sheet in sheets]
     return report_of(judgements, made_by, compare=compare, has_figures=has_figures)
@@ -229,8 +229,8 @@ def _report_of_checkpoint(
     made_by: the command or Python call that repeats it. layers: layers whose attention is drawn;
     empty for as many as fit. has_figures: add figures, which need matplotlib.
     """
-    from posenc.inspect.checkpoint.judgement import judge
     from posenc.inspect.checkpoint.report import report_of
+    from posenc.inspect.checkpoint.sentences import judge
 
     return report_of(judge(sheet), made_by, layers, has_figures=has_figures)
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from posenc import ModelShape, PositionEncoding, create
-from posenc.inspect.checkpoint import judgement as of_checkpoint
-from posenc.inspect.checkpoint.judgement import extended_length, heads_by_target, judge_swap
+from posenc.inspect.checkpoint import sentences as of_checkpoint
 from posenc.inspect.checkpoint.measurements import Structure
 from posenc.inspect.checkpoint.positions import Bias, MeasuredTable, Rotation
+from posenc.inspect.checkpoint.sentences import extended_length, heads_by_target, judge_swap
 from posenc.inspect.checkpoint.swap import Swap, SwapEffect
-from posenc.inspect.encoding import judgement, report, scores
+from posenc.inspect.encoding import report, scores, sentences
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.scores import Decay, Resolution
 from posenc.report.report import Cell
@@ -57,16 +57,16 @@ def sheet(**changes) -> SpecSheet:
 
 
 def near_and_far(measured_decay: Decay, by_content: bool = False) -> str:
-    judged = judgement.judge_distances(measured_decay, by_content=by_content)
-    return judgement.near_and_far_in_words(judged)
+    judged = sentences.judge_distances(measured_decay, by_content=by_content)
+    return sentences.near_and_far_in_words(judged)
 
 
 def limits(found: SpecSheet, encoding: PositionEncoding) -> str:
-    return judgement.limits_in_words(judgement.judge_limits(found, encoding), found)
+    return sentences.limits_in_words(sentences.judge_limits(found, encoding), found)
 
 
 def cost(found: SpecSheet) -> str:
-    return judgement.cost_in_words(judgement.judge(found))
+    return sentences.cost_in_words(sentences.judge(found))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_what_counts_by_content_says_so():
 def test_limits(changes, said):
     found = sheet(**changes)
     assert said in limits(found, encoding_of_first_layer(create("nope", SHAPE)))
-    answer = judgement.answer_in_words(judgement.judge(found))
+    answer = sentences.answer_in_words(sentences.judge(found))
     assert ("nothing" in said) == ("nothing" in answer.lower())
 
 
@@ -126,10 +126,10 @@ def measured(name: str, **options) -> tuple[SpecSheet, PositionEncoding]:
 
 def test_new_angles_begin_where_the_stretch_ends():
     slow = sum(2 * np.pi * 10000 ** (i / 8) > 128 for i in range(8))
-    assert judgement.new_angles(*measured("rope")) == (128, slow)
-    assert judgement.new_angles(*measured("linear", factor=4.0)) == (512, slow)
-    assert judgement.new_angles(*measured("rope", rope_theta=3.0)) is None
-    assert judgement.new_angles(*measured("self_extend")) is None  # maps back what lies beyond
+    assert sentences.new_angles(*measured("rope")) == (128, slow)
+    assert sentences.new_angles(*measured("linear", factor=4.0)) == (512, slow)
+    assert sentences.new_angles(*measured("rope", rope_theta=3.0)) is None
+    assert sentences.new_angles(*measured("self_extend")) is None  # maps back what lies beyond
 
 
 def test_costs():
@@ -141,10 +141,10 @@ def test_costs():
     assert "0.80 times as long" in cost(sheet(cost=(0.7, 0.8, 0.9)))
     unknown = sheet(cost=(float("nan"),) * 3)
     assert "no measurable time" in cost(unknown)
-    judged = judgement.judge(layered)
+    judged = sentences.judge(layered)
     (row,) = report.answer_table([judged]).rows
     assert "before training" in str(row[1])
-    assert "Before any training" in judgement.answer_in_words(judged)
+    assert "Before any training" in sentences.answer_in_words(judged)
 
 
 def rotation(trained=256, longest=256, factor=1.0) -> Rotation:
@@ -220,12 +220,12 @@ def test_heads_are_counted_by_what_they_look_at():
 
 def test_a_hybrid_is_said_to_be_its_first_layer():
     for name, said in (("irope", True), ("nope", False)):
-        judged = judgement.judge(sheet(name=name))
+        judged = sentences.judge(sheet(name=name))
         sentence = f"This is its first layer: {judged.layers_per_pattern} layers are a pattern."
         (row,) = report.answer_table([judged]).rows
         assert isinstance(row[0], Cell) and row[0].text == name
         assert (row[0].note == sentence) is said
-        assert judgement.answer_in_words(judged).endswith(sentence) is said
+        assert sentences.answer_in_words(judged).endswith(sentence) is said
 
 
 def test_an_answer_is_of_what_was_measured():

@@ -6,12 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
-from posenc.inspect.checkpoint.judgement import (
-    Judgement,
-    SwapFindings,
-    answer_in_words,
-    swap_in_words,
-)
 from posenc.inspect.checkpoint.measurements import CheckpointSheet, Structure
 from posenc.inspect.checkpoint.positions import (
     Bias,
@@ -19,6 +13,12 @@ from posenc.inspect.checkpoint.positions import (
     MeasuredTable,
     PositionSource,
     Rotation,
+)
+from posenc.inspect.checkpoint.sentences import (
+    Judgement,
+    SwapFindings,
+    answer_in_words,
+    swap_in_words,
 )
 from posenc.inspect.checkpoint.swap import Swap, SwapEffect
 from posenc.inspect.encoding.report import ranges_in_words

@@ -7,8 +7,8 @@ import torch
 from posenc.encodings import ALiBi, DistanceBias, PositionEncoding, T5Bias, create
 from posenc.inspect import charts
 from posenc.inspect.encoding import precision
-from posenc.inspect.encoding.judgement import plain_wavelengths
 from posenc.inspect.encoding.measurements import SpecSheet
+from posenc.inspect.encoding.sentences import plain_wavelengths
 from posenc.report.report import Plot
 from posenc.testing.harness import diagonal_positions, encoding_of_first_layer
 

@@ -4,7 +4,10 @@ JSON."""
 import math
 from collections.abc import Iterator, Sequence
 
-from posenc.inspect.encoding.judgement import (
+from posenc.inspect.encoding.measurements import COST_LENGTH, SpecSheet
+from posenc.inspect.encoding.precision import LARGEST_ANGLE_ERROR
+from posenc.inspect.encoding.scores import Decay, Resolution
+from posenc.inspect.encoding.sentences import (
     Judgement,
     answer_in_words,
     cost_in_words,
@@ -12,9 +15,6 @@ from posenc.inspect.encoding.judgement import (
     limits_in_words,
     near_and_far_in_words,
 )
-from posenc.inspect.encoding.measurements import COST_LENGTH, SpecSheet
-from posenc.inspect.encoding.precision import LARGEST_ANGLE_ERROR
-from posenc.inspect.encoding.scores import Decay, Resolution
 from posenc.report.report import Cell, Code, Heading, Report, Section, Table
 
 MAX_OWN_SECTIONS = 3

@@ -19,7 +19,6 @@ from posenc.encodings.scores.t5 import T5Bias
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.inspect.checkpoint import figures, measurements
 from posenc.inspect.checkpoint.figures import attention_plots, position_plots
-from posenc.inspect.checkpoint.judgement import judge, judge_swap
 from posenc.inspect.checkpoint.measurements import CheckpointSheet, Request, measure_checkpoint
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, MeasuredTable, Rotation
 from posenc.inspect.checkpoint.reading import (
@@ -29,6 +28,7 @@ from posenc.inspect.checkpoint.reading import (
     tokenize_sentence,
 )
 from posenc.inspect.checkpoint.report import report_of, verdicts_in_words
+from posenc.inspect.checkpoint.sentences import judge, judge_swap
 from posenc.inspect.checkpoint.swap import Swap, exchanged_order, without_positions
 from posenc.report.drawing import to_svg
 from posenc.report.html_page import Page, page_of

@@ -11,9 +11,9 @@ import pytest
 from posenc import ModelShape, names
 from posenc.files.atomic import FIGURES_MARKER
 from posenc.inspect.encoding import measurements
-from posenc.inspect.encoding.judgement import judge
 from posenc.inspect.encoding.measurements import measure
 from posenc.inspect.encoding.report import report_of
+from posenc.inspect.encoding.sentences import judge
 from posenc.report.html_page import Page, page_of
 from posenc.report.report import as_json
 from tests.browser import DESKTOP, PHONE, needs_chromium

@@ -1,6 +1,6 @@
-"""Judge a measured checkpoint: where its heads look, what an exchange of words shows, and to which
-length `posenc extend` can take it; and say it in the sentences that `posenc inspect model` prints
-first."""
+"""The sentences that `posenc inspect model` prints first, and the judgement of a checkpoint that
+they say: where its heads look, what an exchange of words shows, and to which length `posenc extend`
+can take it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

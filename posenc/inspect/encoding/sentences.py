@@ -1,5 +1,6 @@
-"""Judge a spec sheet: what distance does to the weight of a key, what the encoding costs, where it
-stops working. Say it in the sentences that `posenc inspect encoding` prints first."""
+"""The sentences that `posenc inspect encoding` prints first, and the judgement of a spec sheet that
+they say: what distance does to the weight of a key, what the encoding costs, where it stops
+working."""
 
 import math
 from collections.abc import Iterator
