@@ -274,13 +274,13 @@ MUTATIONS = (
         "runtimes doctor",
     ),
     Mutation(
-        "runtimes/weights/rows.py",
+        "runtimes/writers/weight_rows.py",
         "return [i for t in range(half) for i in (t, t + half)]",
         "return [*range(0, num_rotary, 2), *range(1, num_rotary, 2)]",
         "runtimes doctor",
     ),
     Mutation(
-        "runtimes/weights/fold.py",
+        "runtimes/writers/fold_temperature.py",
         "return scale_rows(query_rows_to_scale(folder, model), model, multiplier**2)",
         "return scale_rows(query_rows_to_scale(folder, model), model, multiplier)",
         "runtimes doctor",

@@ -34,8 +34,8 @@ from posenc.hf.tuning import save_tuning
 from posenc.report.chart import Chart
 from posenc.report.figure_files import write_page
 from posenc.report.html_page import Page, Plot
-from posenc.runtimes.weights.rows import rewrite_tensors
 from posenc.runtimes.writers.copies import copy_files, write_config
+from posenc.runtimes.writers.weight_rows import rewrite_tensors
 from tests.experiment import experiment
 
 TRIAL = TrialConfig(

@@ -10,10 +10,10 @@ from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.model_folder import path_inside
 from posenc.runtimes.files.source import ADAPTER_CONFIG_FILE, Source, load
 from posenc.runtimes.meaning import meaning_of, path_in_errors, require_known_family
-from posenc.runtimes.weights.fold import adapter_rows_to_scale, scale_rows
-from posenc.runtimes.weights.rows import permute_folder
 from posenc.runtimes.writers.copies import copy_files
+from posenc.runtimes.writers.fold_temperature import adapter_rows_to_scale, scale_rows
 from posenc.runtimes.writers.recipes import best_recipe, require_static
+from posenc.runtimes.writers.weight_rows import permute_folder
 
 
 class ScaledAdapter(NamedTuple):

@@ -163,8 +163,8 @@ def _why_not_folded(source: Source, meaning: Meaning) -> str:
     has_weights = source.path.name == CONFIG_FILE and any(source.folder.glob("*.safetensors"))
     if not has_weights:
         return "a config alone has no weights"
-    from posenc.runtimes.weights.fold import why_not_foldable  # needs NumPy
-    from posenc.runtimes.weights.rows import check_and_describe_weights
+    from posenc.runtimes.writers.fold_temperature import why_not_foldable  # needs NumPy
+    from posenc.runtimes.writers.weight_rows import check_and_describe_weights
 
     reason = why_not_foldable(source.folder, meaning.model)
     check_and_describe_weights(source.folder, meaning.model)
@@ -297,14 +297,14 @@ def _write_and_prove(
                 source.folder, folder, names_to_leave=frozenset({CONFIG_FILE})
             )
         if any(folder.glob("*.safetensors")):
-            from posenc.runtimes.weights.rows import check_and_describe_weights
+            from posenc.runtimes.writers.weight_rows import check_and_describe_weights
 
             files_in_words += (
                 f", {check_and_describe_weights(folder, meaning.model)}"  # of what was copied
             )
         write_config(folder / CONFIG_FILE, without_code)
         if recipe.folded_multiplier != 1:
-            from posenc.runtimes.weights.fold import fold_multiplier
+            from posenc.runtimes.writers.fold_temperature import fold_multiplier
 
             num_folded = len(fold_multiplier(folder, meaning.model, recipe.folded_multiplier))
         config = read_json(folder / CONFIG_FILE)

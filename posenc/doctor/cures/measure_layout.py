@@ -19,8 +19,8 @@ from posenc.runtimes.config_model import Model, model_of
 from posenc.runtimes.files.json_object import read_json
 from posenc.runtimes.files.source import load
 from posenc.runtimes.meaning import require_known_family
-from posenc.runtimes.weights.rows import permute_folder
 from posenc.runtimes.writers.copies import copy_files
+from posenc.runtimes.writers.weight_rows import permute_folder
 
 FEWEST_TOKENS = 50
 """Fewest tokens for a decision; chosen, not derived."""

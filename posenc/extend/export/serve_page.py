@@ -16,7 +16,7 @@ from posenc.extend.export.serve_commands import (
 )
 from posenc.runtimes.known import RELEASES_IN_WORDS, emulate
 from posenc.runtimes.position_record import LayerKind, record_of_meaning
-from posenc.runtimes.weights.fold import why_not_foldable
+from posenc.runtimes.writers.fold_temperature import why_not_foldable
 from posenc.runtimes.writers.recipes import best_recipe, what_changes_with_length
 
 TITLE_BY_RUNTIME = {

@@ -1,1 +1,1 @@
-"""Write recipes that several runtimes read alike: configs, GGUF files, overrides."""
+"""Write what several runtimes read alike: recipes for configs, GGUF files, overrides, weights."""

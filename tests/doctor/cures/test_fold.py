@@ -10,8 +10,8 @@ from posenc.frequencies import float64_formulas
 from posenc.runtimes.config_model import model_of
 from posenc.runtimes.files.source import load
 from posenc.runtimes.known import RUNTIMES
-from posenc.runtimes.weights.fold import fold_multiplier, why_not_foldable
-from posenc.runtimes.weights.rows import decode_floats, encode_floats, read_entries
+from posenc.runtimes.writers.fold_temperature import fold_multiplier, why_not_foldable
+from posenc.runtimes.writers.weight_rows import decode_floats, encode_floats, read_entries
 from tests.doctor.judging import fix
 from tests.doctor.threads import BASE, EIGHT
 

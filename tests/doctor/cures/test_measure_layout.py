@@ -19,8 +19,12 @@ from posenc.doctor.cures.measure_layout import (
     write_converted_copy,
 )
 from posenc.runtimes.config_model import model_of
-from posenc.runtimes.weights.fold import FAMILIES_ADDING_ONE, fold_multiplier, why_not_foldable
-from posenc.runtimes.weights.rows import permute_folder, rotary_dim, row_permutation
+from posenc.runtimes.writers.fold_temperature import (
+    FAMILIES_ADDING_ONE,
+    fold_multiplier,
+    why_not_foldable,
+)
+from posenc.runtimes.writers.weight_rows import permute_folder, rotary_dim, row_permutation
 from tests.doctor.cures.test_fold import FAMILIES, checkpoint
 from tests.doctor.judging import run
 from tests.hf_models import transformers

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from posenc.runtimes.config_model import Model
-from posenc.runtimes.weights.rows import (
+from posenc.runtimes.writers.weight_rows import (
     NORMS_AFTER_ROTATION,
     RotatedRows,
     find_rotated_rows,

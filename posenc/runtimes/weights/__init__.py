@@ -1,1 +1,0 @@
-"""Find, scale and permute rows of q and k in safetensors files; needs NumPy."""
