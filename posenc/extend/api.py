@@ -17,10 +17,10 @@ from posenc.extend.extension import NotExported, Outcome, extend
 from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.refusals import prepare_outputs
 from posenc.extend.report import OUT_OF_DOMAIN_CAUTION, report_of
-from posenc.extend.state_folder import default_state_folder
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import read_file_bytes, read_file_text
 from posenc.hf.checkpoint.tokenization import split_documents
+from posenc.hf.restart_state import default_state_folder
 from posenc.report.chart import csv_text
 from posenc.report.report import Report
 from posenc.report.terminal import print_line, print_report, stderr_console

@@ -21,7 +21,6 @@ from posenc.extend.measure.tasks import Encode
 from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.recommendation import best_method, recommend
 from posenc.extend.refusals import check_after_loading, check_before_loading
-from posenc.extend.state_folder import default_state_folder, folder_locked
 from posenc.extend.variants import (
     DROPE,
     NUM_SEARCH_WINDOWS,
@@ -36,6 +35,7 @@ from posenc.files.opening import remove_folder
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
 from posenc.hf.checkpoint.tokenization import Windows, make_text_encoder, require_mask_token_id
 from posenc.hf.model_rotation import settings_applied
+from posenc.hf.restart_state import default_state_folder, folder_locked
 from posenc.hf.tune_config import TuneConfig
 from posenc.hf.tuning import save_adapter, tune
 from posenc.statistics.text_intervals import Estimate

@@ -14,7 +14,6 @@ from posenc.extend.export.folder import (
 from posenc.extend.measure.tasks import PASSKEY, parse_task_names
 from posenc.extend.methods import METHODS
 from posenc.extend.options import Options
-from posenc.extend.state_folder import default_state_folder
 from posenc.extend.variants import DROPE, DUAL_CHUNK, position_maps
 from posenc.files.atomic import prepare_page_and_figures
 from posenc.files.opening import remove_folder
@@ -26,6 +25,7 @@ from posenc.hf.model_rotation import (
     frequencies_differ,
     rotary_frequencies,
 )
+from posenc.hf.restart_state import default_state_folder
 from posenc.hf.rope_settings import EXTENDED_LAYER_TYPES
 from posenc.runtimes.families import all_families
 from posenc.runtimes.files.json_object import require_strict_json

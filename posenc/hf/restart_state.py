@@ -1,8 +1,11 @@
-"""Keep finished work of killed runs: it is used only if it is complete and belongs to the run."""
+"""Keep finished work of killed runs, in a folder that is locked for one of them: it is used only if
+it is complete and belongs to the run."""
 
+import contextlib
 import hashlib
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.files.atomic import write_atomically
+from posenc.files.folders import locked_without_file
 from posenc.files.opening import read_file_text
 from posenc.files.sealed_json import seal, unseal
 from posenc.hf.checkpoint.tokenization import Windows
@@ -19,6 +23,32 @@ LOG = logging.getLogger("posenc.hf")
 """Reports on stderr what starts again and why; applications may redirect it."""
 Identity = dict[str, str]
 """Hashes, by name, of everything that a result depends on."""
+PARTIAL_FILE_PATTERNS = (".search.json.*.partial", "tune/.tune*.partial")
+"""Files that a kill during a write leaves behind."""
+
+
+def default_state_folder(out: Path) -> Path:
+    """Return the folder next to `out` in which search and tuning save their work for restarts,
+    unless --state names another. It is deleted after the export."""
+    return out.parent / f".{out.name}.state"
+
+
+@contextlib.contextmanager
+def folder_locked(folder: Path) -> Iterator[None]:
+    """Lock `folder` for this run. It is made if missing, and removed if empty afterwards. Partial
+    files of killed runs are deleted. The lock ends with the process, even if killed.
+
+    Raises: ValueError if another run has locked it.
+    """
+    busy_message = (
+        f"Another posenc extend works in {folder}. Wait for it, or give another --state or --out."
+    )
+    with locked_without_file(folder, busy_message):
+        for partial_file in (
+            path for pattern in PARTIAL_FILE_PATTERNS for path in folder.glob(pattern)
+        ):
+            partial_file.unlink(missing_ok=True)
+        yield
 
 
 def identity_of_run(model: nn.Module, windows: Windows, **settings: Any) -> Identity:

@@ -15,11 +15,11 @@ from posenc.extend.frequency_search import FrequencySearch
 from posenc.extend.measure.losses import LossReader
 from posenc.extend.methods import METHODS, stretch
 from posenc.extend.options import Options
-from posenc.extend.state_folder import default_state_folder, folder_locked
 from posenc.hf import tuning
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.hf.model_rotation import settings_applied
+from posenc.hf.restart_state import default_state_folder, folder_locked
 from posenc.hf.tune_config import TuneConfig
 from posenc.hf.tuning import TUNING_STATE_FILE
 from tests.hf_models import LENGTH, OTHERS, save
