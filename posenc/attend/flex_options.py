@@ -65,7 +65,8 @@ def bias_may_learn(problem: Problem) -> bool:
 
 def adds_bias_gradient_atomically(problem: Problem) -> bool:
     """Return True if FlexAttention's kernel computes the gradient of the bias, by atomic additions
-    in any order. For a bias by distance it does not: `bias_gradient` adds in a fixed order."""
+    in any order. For a bias by distance it does not: `flex_bias_gradient` adds in a fixed
+    order."""
     return bias_may_learn(problem) and not problem.has_bias_by_distance
 
 

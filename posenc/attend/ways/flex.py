@@ -17,7 +17,7 @@ from torch import Tensor
 from posenc.attend import flex_options
 from posenc.attend.flex_options import BLOCK_SIZE, backend_and_reason
 from posenc.attend.problem import BEYOND_ANY_DISTANCE, Cost, Problem
-from posenc.attend.ways import bias_gradient
+from posenc.attend.ways import flex_bias_gradient
 from posenc.encodings import ScoreMod, formulas_need_gradient
 from posenc.encodings.numerics.precision import without_autocast
 from posenc.encodings.numerics.torch_modes import compile_with_separate_limit
@@ -64,7 +64,7 @@ def cost(problem: Problem) -> Cost:
     bias_bytes = 4 * problem.q.shape[1] * bias_elements_per_head  # in float32
     extra_bytes = bias_bytes + mask_bytes
     if bias_may_learn and problem.has_bias_by_distance:
-        extra_bytes += bias_gradient.extra_bytes(problem)
+        extra_bytes += flex_bias_gradient.extra_bytes(problem)
     return Cost("O(visible blocks)", extra_bytes)
 
 
@@ -108,7 +108,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 def _attend_with_row_gradient(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Attend by FlexAttention; return the output and, if needed, the log-sum-exp, else None.
-    `bias_gradient` computes the gradient of a learned bias by distance, not FlexAttention."""
+    `flex_bias_gradient` computes the gradient of a learned bias by distance, not FlexAttention."""
     row = _learned_bias_row(problem)
     with torch.set_grad_enabled(problem.needs_grad):
         if row is None:
@@ -116,7 +116,7 @@ def _attend_with_row_gradient(problem: Problem) -> tuple[Tensor, Tensor | None]:
         else:
             # The kernel gets the numbers of the bias only, without their gradient.
             out, lse = _attend(problem, row.detach(), True)
-            out, lse = bias_gradient.add_row_gradient(problem, row, out, lse)
+            out, lse = flex_bias_gradient.add_row_gradient(problem, row, out, lse)
     return out.to(problem.q.dtype), lse if problem.needs_lse else None
 
 

@@ -11,7 +11,7 @@ import pytest
 def test_the_kernel_equals_plain_torch_in_the_interpreter():
     pytest.importorskip("triton", reason="triton is not installed")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.attend.bias_gradient_triton"],
+        [sys.executable, "-m", "tests.attend.flex_bias_gradient_triton"],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

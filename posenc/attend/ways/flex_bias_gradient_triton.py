@@ -1,8 +1,8 @@
 """Add up the gradients of scores along diagonals of blocks, in one pass, on CUDA.
 
-The formulas, and what an offset is, are at the head of bias_gradient.py, which computes the same by
-plain operations of torch. One program adds up one of NUM_PARTS parts of the blocks of one head and
-one offset, for all rows of the batch.
+The formulas, and what an offset is, are at the head of flex_bias_gradient.py, which computes the
+same by plain operations of torch. One program adds up one of NUM_PARTS parts of the blocks of one
+head and one offset, for all rows of the batch.
 """
 
 from typing import Any

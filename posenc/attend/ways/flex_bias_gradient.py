@@ -134,7 +134,7 @@ def _row_gradient(problem: Problem, inputs: ScoreInputs, grad_lse: Tensor | None
     row = inputs.row
     constant_from = _first_constant_distance(problem)
     if _kernel_runs(problem, inputs):
-        from posenc.attend.ways import bias_gradient_triton as kernel
+        from posenc.attend.ways import flex_bias_gradient_triton as kernel
 
         offsets = _block_offsets(problem, kernel.block_size(inputs.q, inputs.v), constant_from)
         contiguous_inputs = inputs._replace(
@@ -161,8 +161,8 @@ def _row_gradient(problem: Problem, inputs: ScoreInputs, grad_lse: Tensor | None
 
 
 def _kernel_runs(problem: Problem, inputs: ScoreInputs) -> bool:
-    """Return True if bias_gradient_triton.py can compute this gradient: on CUDA, in one dtype, with
-    a mask that depends on the distance only."""
+    """Return True if flex_bias_gradient_triton.py can compute this gradient: on CUDA, in one dtype,
+    with a mask that depends on the distance only."""
     if problem.q.device.type != "cuda" or not has_triton():
         return False
     mask = problem.mask

@@ -1,6 +1,6 @@
 """Triton's kernel for sums along diagonals, interpreted on the CPU.
 
-Run by test_bias_gradient.py with TRITON_INTERPRET=1.
+Run by test_flex_bias_gradient.py with TRITON_INTERPRET=1.
 """
 
 import itertools
@@ -8,8 +8,8 @@ import itertools
 import torch
 
 from posenc import masks
-from posenc.attend.ways import bias_gradient as gradient
-from posenc.attend.ways import bias_gradient_triton as kernel
+from posenc.attend.ways import flex_bias_gradient as gradient
+from posenc.attend.ways import flex_bias_gradient_triton as kernel
 from tests.attend.test_flex import problem
 
 SIZES = ((64, 64, 0), (150, 150, 0), (100, 230, 130), (1, 70, 69), (130, 40, -20))
