@@ -1,4 +1,4 @@
-"""Measure a case: time in interleaved rounds, memory, and confidence intervals of ratios."""
+"""Measure a case: time in interleaved rounds, ratios of times, and memory."""
 
 import datetime
 import gc
@@ -29,6 +29,7 @@ from posenc.bench.calls import (
 from posenc.bench.cases import Case
 from posenc.machine import hardware
 from posenc.machine.fingerprint import versions
+from posenc.statistics.median_intervals import median_with_interval
 
 BUILDERS_OF_CALLS = {
     "attention": attention_calls,
@@ -205,27 +206,13 @@ def triggers_compilation(call: Call) -> bool:
 
 def median_ratio(seconds: Sequence[float], baseline_seconds: Sequence[float]) -> list[float] | None:
     """Return [median, low end, high end]: the median of the ratios of two times, round by round,
-    and its confidence interval. Return None if a baseline time was 0.
+    and its confidence interval, see `median_with_interval`. Return None if a baseline time was 0.
 
     seconds, baseline_seconds: times of two calls in the same rounds, with as many numbers.
-
-    The interval has at least 95 % confidence for any distribution: its ends are two of the ratios,
-    chosen by rank. Below six rounds it is the range of all ratios.
     """
     if not min(baseline_seconds) > 0:
         return None
-    ratios = sorted(a / b for a, b in zip(seconds, baseline_seconds, strict=True))
-    num_ratios = len(ratios)
-    # The median lies below the k-th smallest ratio if fewer than k of all are below the median,
-    # each of which is so with a chance of one half. chances: of this for k = 1, 2, ...
-    chances = itertools.accumulate(
-        math.comb(num_ratios, k) / 2**num_ratios for k in range(num_ratios)
-    )
-    # The largest k whose chance is at most half of 5 %, as the interval has two ends; 0 without
-    # any.
-    rank = sum(chance <= 0.025 for chance in chances)
-    low_index = max(rank - 1, 0)  # its index, which counts from 0
-    return [statistics.median_low(ratios), ratios[low_index], ratios[num_ratios - 1 - low_index]]
+    return [*median_with_interval([a / b for a, b in zip(seconds, baseline_seconds, strict=True)])]
 
 
 def peak_bytes(call: Call) -> int:

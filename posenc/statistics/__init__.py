@@ -1,1 +1,1 @@
-"""Confidence intervals of differences between encodings from few seeds, and of means over texts."""
+"""Confidence intervals: of differences from few seeds, of means over texts, of medians."""

@@ -20,6 +20,7 @@ from posenc.inspect.encoding import precision, scores
 from posenc.inspect.encoding.precision import Precision
 from posenc.inspect.encoding.scores import Decay, Resolution
 from posenc.report.report import json_value
+from posenc.statistics.median_intervals import median_with_interval
 from posenc.testing import CHECKS, maker, verdicts
 from posenc.testing.contract import export_layer
 from posenc.testing.harness import (
@@ -65,8 +66,7 @@ _LONGEST_EXPORT = 4096
 _NUM_TRACED_TOKENS, _NUM_CHECKED_TOKENS = 12, 31
 """Tokens of the call that is traced, and of a longer one by which its program is checked."""
 NUM_TIMED_PAIRS = 21
-"""Interleaved runs. The 6th to the 16th of their sorted ratios contain the median in 97 of 100
-measurements."""
+"""Interleaved runs. The interval of their ratios contains the median in 97 of 100 measurements."""
 
 
 @dataclass(frozen=True)
@@ -413,6 +413,5 @@ def relative_forward_time(
             seconds_by_layer = {layer_index: measure_seconds(layer_index) for layer_index in order}
             if run_index:
                 ratios.append(seconds_by_layer[1] / seconds_by_layer[0])
-    ratios.sort()
-    # The 6th, the median and the 16th, see NUM_TIMED_PAIRS.
-    return ratios[5], ratios[NUM_TIMED_PAIRS // 2], ratios[-6]
+    ratio = median_with_interval(ratios)
+    return ratio.low, ratio.median, ratio.high
