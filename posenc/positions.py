@@ -8,7 +8,6 @@ tensor([[0, 0, 0, 1, 2]])
 tensor([0, 1, 2, 0, 1])
 """
 
-import math
 from typing import Any
 
 import torch
@@ -16,6 +15,8 @@ from jaxtyping import Bool, Float, Int, Real, Shaped
 from torch import Tensor
 
 from posenc.arguments import FARTHEST_POSITION, check_count, explain_misfits
+from posenc.grids import grid as grid
+from posenc.grids import normalized_grid as normalized_grid
 
 __all__ = [
     "distances",
@@ -483,65 +484,3 @@ def documents_from_positions(positions: Documents) -> Documents:
     begins_document = torch.zeros_like(positions)
     begins_document[..., 1:] = positions[..., 1:] != positions[..., :-1] + 1
     return begins_document.cumsum(-1)
-
-
-@explain_misfits
-def grid(
-    height: int, width: int, *, class_tokens: int = 0, device: torch.device | None = None
-) -> Real[Tensor, "{class_tokens+height*width} 2"]:
-    """Return (row, column) of each cell, row by row, counted from 0.
-
-    Args:
-        height, width: the grid, in cells.
-        class_tokens: number of tokens before the cells that have no place, such as class and
-            register tokens; encodings of rows and columns leave them as they are.
-
-    Shapes: (height * width, 2), int64; with class_tokens (class_tokens + height * width, 2),
-    float64, as their components are NaN, which no coordinate can be.
-    Raises: ValueError for a size below 1 or a negative class_tokens.
-
-    >>> posenc.positions.grid(2, 2).tolist()
-    [[0, 0], [0, 1], [1, 0], [1, 1]]
-    >>> posenc.positions.grid(1, 2, class_tokens=1).tolist()
-    [[nan, nan], [0.0, 0.0], [0.0, 1.0]]
-    """
-    _check_grid("grid", height, width, class_tokens)
-    cells = torch.arange(height * width, device=device)
-    return _after_class_tokens(class_tokens, torch.stack([cells // width, cells % width], dim=-1))
-
-
-def normalized_grid(
-    height: int, width: int, *, class_tokens: int = 0, device: torch.device | None = None
-) -> Float[Tensor, "{class_tokens+height*width} 2"]:
-    """Return the centre of each cell, row by row, with -1 and 1 at the edges of both axes.
-
-    component i of n cells = (2 i + 1) / n - 1
-
-    These are DINOv3's coordinates, for AxialRoPE.dinov3. Args and errors: as `grid`.
-
-    Shapes: (class_tokens + height * width, 2), float64.
-
-    >>> posenc.positions.normalized_grid(1, 2).tolist()
-    [[0.0, -0.5], [0.0, 0.5]]
-    """
-    _check_grid("normalized_grid", height, width, class_tokens)
-    cells_by_axis = torch.tensor([height, width], dtype=torch.float64, device=device)
-    centres = (2 * grid(height, width, device=device) + 1) / cells_by_axis - 1
-    return _after_class_tokens(class_tokens, centres)
-
-
-def _check_grid(name: str, height: int, width: int, class_tokens: int) -> None:
-    """Raise TypeError or ValueError unless height and width are whole numbers from 1 on, and
-    class_tokens is one from 0 on. name: the function that got them, for the message."""
-    check_count(f"positions.{name}", "height", height)
-    check_count(f"positions.{name}", "width", width)
-    check_count(f"positions.{name}", "class_tokens", class_tokens, 0)
-
-
-def _after_class_tokens(num_class_tokens: int, cells: Tensor) -> Tensor:
-    """Return positions (num_class_tokens + n, 2) in float64: as many tokens without a place (NaN)
-    before the cells (n, 2). For 0 class tokens return the cells themselves."""
-    if not num_class_tokens:
-        return cells
-    placeless = torch.full((num_class_tokens, cells.shape[-1]), math.nan, device=cells.device)
-    return torch.cat([placeless.double(), cells.double()])

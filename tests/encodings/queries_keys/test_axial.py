@@ -1,0 +1,132 @@
+"""Rotations over rows, columns and time, as image and video generators use them."""
+
+import pytest
+import torch
+
+import posenc
+from posenc import AxialRoPE
+from posenc.positions import grid
+from posenc.testing import CHECKS
+from tests.golden_values import Case, cases
+
+
+def assert_rotates(case: Case, rope: AxialRoPE, positions: torch.Tensor) -> None:
+    """The rotated vectors and the gradient are those of the authors' code."""
+    x = case.inputs["x"].requires_grad_()
+    out, _ = rope(x, x, positions)
+    (gradient,) = torch.autograd.grad((out * case.inputs["cotangent"]).sum(), x)
+    case.assert_close("out", out)
+    case.assert_close("gradient", gradient)
+
+
+@pytest.mark.golden("axial_rope")
+@pytest.mark.parametrize("case", cases("axial_wan"))
+def test_wan(case: Case):
+    params = case.params
+    rope = AxialRoPE(params["head_dim"], 10000.0, interleaved=True, axes=params["axes"])
+    assert_rotates(case, rope, grid(*params["sizes"]))
+
+
+@pytest.mark.parametrize("case", cases("axial_flux"))
+def test_flux(case: Case):
+    params = case.params
+    rope = AxialRoPE(params["head_dim"], 10000.0, interleaved=True, axes=params["axes"])
+    assert_rotates(case, rope, grid(1, *params["sizes"], class_tokens=params["text"]))
+
+
+@pytest.mark.parametrize("case", cases("axial_qwen_image"))
+def test_qwen_image(case: Case):
+    params = case.params
+    rope = AxialRoPE(params["head_dim"], 10000.0, interleaved=True, axes=params["axes"])
+    positions = grid(*params["sizes"], centred=params["centred"], text_before=params["text"])
+    assert_rotates(case, rope, positions)
+
+
+@pytest.mark.parametrize("case", cases("axial_hunyuan_video"))
+def test_hunyuan_video(case: Case):
+    params = case.params
+    rope = AxialRoPE(params["head_dim"], 256.0, interleaved=True, axes=params["axes"])
+    assert_rotates(case, rope, grid(*params["sizes"]))
+
+
+@pytest.mark.parametrize("case", cases("axial_ltx"))
+def test_ltx(case: Case):
+    rope = AxialRoPE.ltx(case.params["head_dim"])
+    whole = torch.tensor([20, 2048, 2048])  # frames, rows and columns of pixels
+    scale = torch.tensor(case.params["scale"], dtype=torch.float64)
+    fractions = grid(*case.params["sizes"]) * scale / whole
+    assert rope.claims.coordinates == "normalized"
+    assert_rotates(case, rope, 2 * fractions - 1)
+
+
+def test_two_equal_axes_are_the_default():
+    q = torch.randn(1, 2, 6, 16)
+    for options in ({}, {"column_first": True}, {"alternating": True}):
+        default = AxialRoPE(16, interleaved=False, **options)
+        explicit = AxialRoPE(16, interleaved=False, axes=(8, 8), **options)
+        assert torch.equal(default(q, q, grid(2, 3))[0], explicit(q, q, grid(2, 3))[0])
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("ascending", [False, True])
+def test_three_axes_hold_the_contract(check: str, ascending: bool):
+    def build(shape):
+        width = shape.head_dim // 6 * 2
+        axes = (shape.head_dim - 2 * width, width, width)
+        if ascending:
+            axes = (width,) * 3
+        return AxialRoPE.from_shape(shape, interleaved=True, axes=axes, ascending=ascending)
+
+    CHECKS[check](build)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"axes": (6, 6, 2)}, r"sum to head_dim=16, got \(6, 6, 2\), which sum to 14"),
+        ({"axes": (16,)}, r"two or more even numbers.*got \(16,\)"),
+        ({"axes": (7, 9)}, "two or more even numbers"),
+        ({"axes": (16, 0)}, "a number of channels in axes must be at least 2, got 0"),
+        ({"axes": (8, 4, 4), "column_first": True}, "for two equal axes, got axes=.8, 4, 4"),
+        ({"axes": (4, 12), "alternating": True}, "for two equal axes"),
+        ({"axes": (4, 4, 6), "ascending": True}, "ascending needs equal axes"),
+        ({"axes": (6, 6, 6), "ascending": True}, "which sum to 18"),
+        ({"ascending": True, "frequencies_in_turns": True}, "a unit of its own"),
+    ],
+)
+def test_axes_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        AxialRoPE(16, interleaved=True, **options)
+
+
+def test_axes_that_are_no_numbers_are_refused():
+    for axes in (16, "88", (8.0, 8.0), (True, 15)):
+        with pytest.raises(TypeError, match="axes must be a"):
+            AxialRoPE(16, interleaved=True, axes=axes)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_grid_of_another_size_than_the_tokens_is_refused():
+    rope, x = AxialRoPE(16, interleaved=True, axes=(8, 4, 4)), torch.randn(1, 2, 12, 16)
+    for positions in (grid(2, 2, 2), grid(3, 4)):
+        with pytest.raises(ValueError, match=r"must have shape \(12, 3\).*got"):
+            rope(x, x, positions)
+
+
+def test_grids_of_time_and_text():
+    assert grid(2, 1, 2).tolist() == [[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1]]
+    assert grid(3, 2, centred=True)[:, 0].unique().tolist() == [-2, -1, 0]
+    assert grid(4, 1, 2, centred=True)[:, 0].unique().tolist() == [0, 1, 2, 3]
+    both = grid(1, 2, 3, text_before=1, text_after=2)
+    assert both[[0, -2, -1]].tolist() == [[3] * 3, [4] * 3, [5] * 3] and len(both) == 9
+    centred = grid(1, 3, centred=True, text_after=1, class_tokens=1)
+    assert centred[0].isnan().all() and centred[-1].tolist() == [1, 1]
+    assert grid(1, 3, text_after=1).dtype == torch.int64
+    for sizes in ((), (3,), (1, 2, 3, 4)):
+        with pytest.raises(TypeError, match="give height and width, or time, height and width"):
+            grid(*sizes)
+    with pytest.raises(ValueError, match="time must be at least 1, got 0"):
+        grid(0, 2, 3)
+    with pytest.raises(ValueError, match="text_after must be at least 0, got -1"):
+        grid(2, 3, text_after=-1)
+    with pytest.raises(TypeError, match="centred must be True or False"):
+        posenc.positions.grid(2, 3, centred=1)  # pyright: ignore[reportArgumentType]
