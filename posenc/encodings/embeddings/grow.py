@@ -1,7 +1,9 @@
-"""Lengthen a learned table of position embeddings in one of four ways.
+"""Resize a learned table of position embeddings in one of four ways.
 
 The table may begin with rows that have no position, which are kept as they are.
 """
+
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -105,23 +107,37 @@ def interpolate_2d(
     old_grid: tuple[int, int],
     new_grid: tuple[int, int],
     *,
+    mode: Literal["bicubic", "bilinear"] = "bicubic",
     align_corners: bool = False,
     antialias: bool = False,
     extra_rows: int = 0,
 ) -> Float[Tensor, "new_rows dim"]:
-    """Resize a table of image patches, stored row by row, with bicubic interpolation.
+    """Resize a table of image patches, stored row by row, by interpolation between its cells.
+
+    A checkpoint needs the options that it was trained with: bicubic in MAE, DeiT, ViT and DINOv2;
+    bicubic with antialias in DINOv2 with registers; bilinear with antialias in SigLIP 2; bilinear
+    with align_corners in Qwen3-VL.
 
     Args:
         table: the learned rows, extra rows first.
         old_grid, new_grid: (height, width) in patches; need not be square.
-        align_corners, antialias: False as in MAE, DeiT and ViT; use what the checkpoint was trained
-            with (DINOv2: antialias).
+        mode: "bicubic" or "bilinear".
+        align_corners: the centres of the corner cells keep their place; False: their corners do.
+        antialias: to a smaller grid, average over all cells that a new one covers. Not together
+            with align_corners, which antialiasing ignores.
         extra_rows: number of leading rows without a patch (class token, registers), which are kept.
 
     Returns: (extra_rows + height * width of new_grid, dim).
-    Raises: ValueError if the table does not have height * width rows.
+    Raises: ValueError if the table does not have height * width rows, for an unknown mode, or for
+    align_corners with antialias.
     Source: He et al. 2022, arXiv:2111.06377, github.com/facebookresearch/mae util/pos_embed.py.
     """
+    if mode not in ("bicubic", "bilinear"):
+        raise ValueError(f"interpolate_2d: mode must be 'bicubic' or 'bilinear', got {mode!r}.")
+    if align_corners and antialias:
+        raise ValueError(
+            "interpolate_2d: give align_corners or antialias, not both: antialiasing aligns edges."
+        )
     kept_rows = table[:extra_rows]
     rows = table[extra_rows:]
     height, width = old_grid
@@ -133,7 +149,7 @@ def interpolate_2d(
     image = rows.to(_work_dtype(table)).unflatten(0, old_grid).permute(2, 0, 1)[None]
     # Give the size, because a rounded scale factor would lose a row or a column.
     new_image = F.interpolate(
-        image, size=new_grid, mode="bicubic", align_corners=align_corners, antialias=antialias
+        image, size=new_grid, mode=mode, align_corners=align_corners, antialias=antialias
     )
     return torch.cat([kept_rows, new_image[0].permute(1, 2, 0).flatten(0, 1).to(table.dtype)])
 

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.arguments import explain_misfits
+from posenc.arguments import check_count, explain_misfits
 from posenc.encodings.base.position_encoding import ModelShape
 from posenc.encodings.embeddings.added_embedding import AddedEmbedding
 from posenc.encodings.embeddings.grow import interpolate_2d
@@ -77,15 +78,31 @@ class Learned2D(AddedEmbedding):
         else:
             nn.init.zeros_(self.weight)
 
+    @explain_misfits
     def resize(
-        self, height: int, width: int, *, align_corners: bool = False, antialias: bool = False
+        self,
+        height: int,
+        width: int,
+        *,
+        mode: Literal["bicubic", "bilinear"] = "bicubic",
+        align_corners: bool = False,
+        antialias: bool = False,
     ) -> "Learned2D":
         """Return a new Learned2D for a grid of `height` x `width`, with this table resized by
-        interpolate_2d, whose options are align_corners and antialias."""
+        posenc.encodings.embeddings.grow.interpolate_2d, which says which models take which mode,
+        align_corners and antialias.
+
+        >>> learned = posenc.Learned2D(height=16, width=16, embed_dim=64)
+        >>> siglip2 = learned.resize(7, 20, mode="bilinear", antialias=True)
+        >>> qwen3_vl = learned.resize(7, 20, mode="bilinear", align_corners=True)
+        """
+        check_count("Learned2D.resize", "height", height)
+        check_count("Learned2D.resize", "width", width)
         table = interpolate_2d(
             self.weight.detach(),
             (self.height, self.width),
             (height, width),
+            mode=mode,
             align_corners=align_corners,
             antialias=antialias,
         )
