@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib import resources
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -331,6 +332,29 @@ def _fit_least_squares(values: Mapping[str, Mapping[int, float]]) -> _LeastSquar
     variance = float(residuals @ residuals) / degrees_of_freedom if degrees_of_freedom else 0.0
     means = effects[: len(values)] + effects[len(values) :].mean()
     return _LeastSquaresFit(design, inverse, means, variance, degrees_of_freedom)
+
+
+class RelativeSpread(NamedTuple):
+    """Hold a standard deviation over seeds, in units of the expected one, and its degrees of
+    freedom."""
+
+    relative_deviation: float
+    degrees_of_freedom: int
+
+
+def half_width_by_spreads(spreads: Sequence[RelativeSpread], num_seeds: int, level: float) -> float:
+    """Return half of the confidence interval of the mean of `num_seeds` differences, in units of
+    their expected standard deviation, from spreads that were measured in several places.
+
+        half = t(level; sum of degrees of freedom) * sqrt(mean of relative_deviation^2 / num_seeds)
+    """
+    # Loaded here, because it takes long, and only some studies need it.
+    from scipy import special
+
+    degrees_of_freedom = sum(spread.degrees_of_freedom for spread in spreads)
+    variance = fmean(spread.relative_deviation**2 for spread in spreads)
+    quantile = float(special.stdtrit(degrees_of_freedom, 1 - level / 2))
+    return quantile * math.sqrt(variance / num_seeds)
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,9 @@ from posenc.statistics.seed_intervals import (
     Gap,
     PairwiseComparison,
     Prior,
+    RelativeSpread,
     group_into_tiers,
+    half_width_by_spreads,
     significance_level,
     studentized_range_quantile,
 )
@@ -255,3 +257,17 @@ def test_two_thousand_trials_are_compared_in_one_pass():
         halves = quantile * np.sqrt(np.maximum(pooled, own) / 5)
         expected |= {(f"e{i}", f"e{j}") for j in np.flatnonzero(means[i] - means > halves)}
     assert found.significantly_higher == expected and len(expected) > 10_000
+
+
+@pytest.mark.parametrize("leads", [[0.03, 0.05, 0.01], [0.1, 0.11, 0.08, 0.14, 0.02]])
+def test_half_by_the_spread_of_one_place_is_students_interval_of_a_mean(leads):
+    spread = RelativeSpread(float(np.std(leads, ddof=1)) / 0.02, len(leads) - 1)
+    _, high = stats.ttest_1samp(leads, 0.0).confidence_interval(1 - 0.036)
+    half_width = half_width_by_spreads([spread], len(leads), 0.036)
+    assert 0.02 * half_width == pytest.approx(high - np.mean(leads), rel=1e-9)
+
+
+def test_half_by_the_spreads_of_two_places_takes_the_mean_variance_and_all_degrees_of_freedom():
+    half_width = half_width_by_spreads([RelativeSpread(1.0, 2), RelativeSpread(3.0, 1)], 3, 0.05)
+    # 3.182446 is the 97.5 % quantile of Student's t with three degrees of freedom.
+    assert half_width == pytest.approx(3.182446 * math.sqrt((1 + 9) / 2 / 3), rel=1e-6)

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
-from typing import NamedTuple
 
 from posenc.compare.judging.standing import (
     FAR_PRIOR,
@@ -22,7 +21,11 @@ from posenc.compare.results import Study, TrialResult
 from posenc.compare.rows import Row, row_name, rows_of
 from posenc.compare.scores import READINGS, mean_loss_at_positions
 from posenc.compare.trial.config import CAUSAL, TrialConfig
-from posenc.statistics.seed_intervals import PairwiseComparison
+from posenc.statistics.seed_intervals import (
+    PairwiseComparison,
+    RelativeSpread,
+    half_width_by_spreads,
+)
 from posenc.tasks.registry import TEXT
 
 STEADY_LEVEL = 0.036
@@ -258,9 +261,7 @@ def _with_own_spread_of_first(
     An interval pooled over all encodings is too narrow for one whose seeds vary much more than
     those of the others, and with few seeds such a one is first by luck. Its spread is taken over
     both places, each in units of what is expected there, so that seeds that are alike by chance in
-    one place do not hide it:
-
-        half = t(0.036; sum of seeds - 1) * expected * sqrt(mean of (spread / expected)^2 / seeds)
+    one place do not hide it, see `half_width_by_spreads`.
     """
     far_row_of = {near_name: name for name, near_name in near_row_of.items()}
     steady_near, steady_far = near, far
@@ -281,15 +282,7 @@ def _with_own_spread_of_first(
     return steady_near, steady_far
 
 
-class _Spread(NamedTuple):
-    """Hold a standard deviation over seeds, in units of the expected one, and its degrees of
-    freedom."""
-
-    relative_deviation: float
-    degrees_of_freedom: int
-
-
-def _spread_of_lead(standing: Standing | None, name: str | None) -> _Spread | None:
+def _spread_of_lead(standing: Standing | None, name: str | None) -> RelativeSpread | None:
     """Return how much a row's lead varies between seeds: of its leads over the NUM_NEAREST_RIVALS
     nearest other rows, the one that varies least, as the others vary by their rivals' own seeds.
     None with fewer than two common seeds, or for a row that is not in the standing."""
@@ -305,23 +298,20 @@ def _spread_of_lead(standing: Standing | None, name: str | None) -> _Spread | No
         common_seeds = values[name].keys() & values[other].keys()
         leads = [values[other][seed] - values[name][seed] for seed in common_seeds]
         if len(leads) > 1:
-            spreads.append(_Spread(stdev(leads) / standing.pairs.prior.spread, len(leads) - 1))
+            deviation = stdev(leads) / standing.pairs.prior.spread
+            spreads.append(RelativeSpread(deviation, len(leads) - 1))
     return min(spreads, default=None)
 
 
-def _half_by_own_seeds(standing: Standing, spreads: Sequence[_Spread | None]) -> float:
+def _half_by_own_seeds(standing: Standing, spreads: Sequence[RelativeSpread | None]) -> float:
     """Return half of the interval of the first row of a standing, from its spreads in this place
     and the other one, see `_with_own_spread_of_first`; inf where there is none in this place."""
     if spreads[0] is None or standing.pairs.prior is None:
         return math.inf
-    from scipy import special
-
     known_spreads = [spread for spread in spreads if spread is not None]
-    degrees_of_freedom = sum(spread.degrees_of_freedom for spread in known_spreads)
-    variance = fmean(spread.relative_deviation**2 for spread in known_spreads)
-    quantile = float(special.stdtrit(degrees_of_freedom, 1 - STEADY_LEVEL / 2))
     num_seeds = spreads[0].degrees_of_freedom + 1
-    return quantile * standing.pairs.prior.spread * math.sqrt(variance / num_seeds)
+    relative_half = half_width_by_spreads(known_spreads, num_seeds, STEADY_LEVEL)
+    return standing.pairs.prior.spread * relative_half
 
 
 def _why_no_far(text_study: Study, rows: Sequence[Row]) -> str:
