@@ -1,12 +1,10 @@
 """Extend a checkpoint's context: measure all methods alike, recommend, tune, export, prove."""
 
-import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -34,10 +32,12 @@ from posenc.extend.variants import (
 from posenc.files.opening import remove_folder
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
 from posenc.hf.checkpoint.tokenization import Windows, make_text_encoder, require_mask_token_id
+from posenc.hf.lora import save_adapter
 from posenc.hf.model_rotation import settings_applied
 from posenc.hf.restart_state import default_state_folder, folder_locked
+from posenc.hf.teacher import SameWeights, Teacher, copied_teacher
 from posenc.hf.tune_config import TuneConfig
-from posenc.hf.tuning import save_adapter, tune
+from posenc.hf.tuning import tune
 from posenc.statistics.text_intervals import Estimate
 from posenc.tasks.scoring import LEAST_LEARNED_EXACT_MATCH
 
@@ -310,15 +310,11 @@ def evaluate(
 
 
 def _load_in_requested_dtype(folder: str | Path, options: Options) -> Checkpoint:
-    """Load the checkpoint in the dtype of --precision; if it is "auto", in float32 for tuning and
-    in that of the files otherwise.
+    """Load the checkpoint in the dtype of --precision; "auto" is that of the files.
 
     Raises: ValueError, for a masked model, if its tokenizer has no mask token.
     """
-    dtype_name = options.precision
-    if dtype_name == "auto" and options.tune is not None:
-        dtype_name = "float32"  # steps of a small rate are lost where weights have eight bits
-    checkpoint = load_checkpoint(folder, dtype=dtype_name, device=options.device)
+    checkpoint = load_checkpoint(folder, dtype=options.precision, device=options.device)
     if checkpoint.masked:
         require_mask_token_id(checkpoint.folder)  # raises before anything is measured
     return checkpoint
@@ -371,9 +367,7 @@ def tune_and_export(
     # A model without rope settings has a table of learned positions, which is among its weights:
     # every method that extends it changes them.
     weights_changed = tune_config is not None or not checkpoint.rope_settings
-    teacher = None
-    if tune_config is not None and tune_config.distill and not checkpoint.masked:
-        teacher = copy.deepcopy(checkpoint.model)  # before it is stretched
+    teacher = _teacher(run, chosen_variant)  # before the model is stretched
     # A map of positions is a server's: its config is written for the model as trained.
     stretched_model = settings_applied(checkpoint.model, chosen_variant.settings, outcome.target)
     with stretched_model if chosen_variant.server_keys else chosen_variant.applied():
@@ -392,6 +386,20 @@ def tune_and_export(
             checkpoint, out, prover, tokens, plan
         )
         outcome.files_not_copied = _names_not_copied(checkpoint.folder, out)
+
+
+def _teacher(run: ExtensionRun, chosen_variant: Variant) -> Teacher | None:
+    """Return the original model, whose predictions on short texts tuning keeps; None to learn only
+    from the text."""
+    checkpoint = run.checkpoint
+    tune_config = run.options.tune
+    if tune_config is None or not tune_config.distill or checkpoint.masked:
+        return None
+    # DroPE and longer tables change more of the model than its rotary modules.
+    only_rotation_changes = bool(checkpoint.rope_settings) and chosen_variant.name != DROPE
+    if tune_config.lora_rank and only_rotation_changes:
+        return SameWeights(checkpoint.model)
+    return copied_teacher(checkpoint.model)
 
 
 def _export_plan(
@@ -419,10 +427,10 @@ def _names_not_copied(folder: Path, out: Path) -> list[str]:
 
 
 def _tune_stretched_model(
-    run: ExtensionRun, chosen_variant: Variant, tune_config: TuneConfig, teacher: Any
+    run: ExtensionRun, chosen_variant: Variant, tune_config: TuneConfig, teacher: Teacher | None
 ) -> list[float]:
-    """Tune the stretched model in place and return the losses. teacher: the model before it was
-    stretched, whose predictions are kept; None to learn only from the text."""
+    """Tune the stretched model in place and return the losses. teacher: gives the model before it
+    was stretched, whose predictions are kept; None to learn only from the text."""
     checkpoint = run.checkpoint
     assert run.fitting_windows is not None
     mask_token = require_mask_token_id(checkpoint.folder) if checkpoint.masked else None

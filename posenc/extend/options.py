@@ -44,8 +44,8 @@ class Options:
     precision: Annotated[
         str,
         option(
-            "Precision to run in: float32, bfloat16, float16, or auto, that of the folder "
-            "(float32 while tuning). The weights that are written keep theirs.",
+            "Precision to run in: float32, bfloat16, float16, or auto, that of the folder. "
+            "The weights that are written keep theirs.",
             panel="Where",
         ),
     ] = "auto"

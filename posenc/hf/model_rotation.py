@@ -58,6 +58,37 @@ def _set_score_scales(scales: Mapping[Any, float]) -> None:
         module.scaling = scale
 
 
+class Rotation:
+    """Hold a copy of a model's rotary modules and score scales, which can be put back while the
+    model has others."""
+
+    def __init__(self, model: Any) -> None:
+        # A module reads its config while it runs, so its copy has a copy of that, too.
+        self.modules = [
+            (parent, name, copy.deepcopy(module)) for parent, name, module in rotary_modules(model)
+        ]
+        self.score_scales = {
+            module: module.scaling
+            for module in model.modules()
+            if isinstance(getattr(module, "scaling", None), float)
+        }
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Let the model rotate as it did when it was copied, inside the block."""
+        modules_before = [(parent, name, getattr(parent, name)) for parent, name, _ in self.modules]
+        scales_before = {module: module.scaling for module in self.score_scales}
+        try:
+            for parent, name, module in self.modules:
+                setattr(parent, name, module)
+            _set_score_scales(self.score_scales)
+            yield
+        finally:
+            for parent, name, module in modules_before:
+                setattr(parent, name, module)
+            _set_score_scales(scales_before)
+
+
 def rotary_frequencies(model: Any) -> dict[str | None, tuple[Tensor, float]]:
     """Return inv_freq (pairs) and attention factor of the rotation for each layer type; the key is
     None for all layers. Where several modules have one layer type, the last is taken; see

@@ -4,7 +4,7 @@ Stopping and resuming changes nothing on the CPU; on CUDA gradients may be added
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from torch.nn import functional as F
 from posenc.command_line.errors import RunFailed
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import make_subfolder, path_in_folder, read_file_bytes
-from posenc.files.sealed_json import strict_json
 from posenc.hf.checkpoint.tokenization import Windows
+from posenc.hf.chunked_logits import ChunkedLogits
+from posenc.hf.lora import add_lora, merge_lora
+from posenc.hf.master_weights import MasterWeights
 from posenc.hf.restart_state import (
     Identity,
     discard_damaged_state,
@@ -27,16 +29,19 @@ from posenc.hf.restart_state import (
     sha256,
     write_sealed,
 )
+from posenc.hf.teacher import SameWeights, Teacher
 from posenc.hf.tune_config import TuneConfig
 
 MASKED_SHARE = 0.15
 """Fraction of tokens that are masked, in tuning and in measuring, as in BERT."""
 SAVE_EVERY = 50
 """Steps between two saved states; chosen, not derived."""
+MAX_TOKENS_AT_ONCE = 8192
+"""Tokens that go through the model together in tuning, or one row where it is longer; chosen."""
 STEP_SEED_STRIDE = 1_000_003
 """Distance between the seeds of two runs, above any number of steps: no two share a step's seed."""
-TrainableParameters = dict[str, nn.Parameter]
-"""The weights that are tuned, by name."""
+TrainedWeights = dict[str, nn.Parameter]
+"""The weights that are tuned, by name, in float32."""
 TUNING_STATE_FILE = "tune.json"
 TUNING_TENSORS_FILE = "tune-{step}.safetensors"
 ADAMW_STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
@@ -51,7 +56,7 @@ def tune(
     folder: Path,
     progress: Callable[[str, float], None],
     mask_token_id: int | None = None,
-    teacher: Any = None,
+    teacher: Teacher | None = None,
     keep_adapter: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """Train the model in place on the windows, and return the loss of each step in nats.
@@ -65,52 +70,55 @@ def tune(
         progress: called with what is done and the fraction of it that is done.
         mask_token_id: id of the token that hides tokens, if masked tokens are to be predicted;
             None to predict the next token.
-        teacher: the original model, if its predictions are to be learned; None to learn only
-            from the text.
+        teacher: gives the original model, if its predictions are to be learned; None to learn
+            only from the text.
         keep_adapter: called before adapters are merged into the weights, to save them.
 
     Raises: ValueError if the folder has the state of another tuning; RunFailed if the loss or a
     gradient is not finite.
     """
     torch.manual_seed(config.seed)
-    # True stands for a teacher without rope keys: None, without a teacher, is another tuning.
-    teacher_rotation = (
-        None if teacher is None else teacher.config.to_dict().get("rope_parameters", True)
-    )
     run_identity = identity_of_run(
         model,
         windows,
         tuning=config,
         trained=train_length,
         mask_token=mask_token_id,
-        teacher=teacher_rotation,
+        teacher=None if teacher is None else teacher.identity,
     )
     num_parameters = sum(p.numel() for p in model.parameters())
     if config.lora_rank:
         rank = config.lora_rank
         alpha = 2.0 * rank  # chosen, not derived: adapters act at twice their product
         add_lora(model, rank, alpha, only_adapters=config.adapter)
+        if isinstance(teacher, SameWeights):
+            teacher.keep_trained_weights()
     if config.recompute:
         _set_gradient_checkpointing(model, True)
-    trainable_parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    optimizer = torch.optim.AdamW(
-        trainable_parameters.values(), betas=(0.9, 0.95), weight_decay=0.0
-    )
-    losses = restore_tuning(folder, run_identity, trainable_parameters, optimizer)
+    masters = MasterWeights({n: p for n, p in model.named_parameters() if p.requires_grad})
+    optimizer = torch.optim.AdamW(masters.weights.values(), betas=(0.9, 0.95), weight_decay=0.0)
+    losses = restore_tuning(folder, run_identity, masters.weights, optimizer)
+    masters.write_back()
     model.train()
     for step in range(len(losses), config.steps):
         # Dropout, too, depends on the step only, so that a restart drops the same numbers.
         torch.manual_seed(config.seed * STEP_SEED_STRIDE + step)
         _set_learning_rate(optimizer, config.rate(num_parameters) * config.schedule(step))
         tokens = step_tokens(windows, train_length, config, step)
-        if mask_token_id is None:
-            loss = next_token_loss(model, tokens, train_length, teacher)
-        else:
-            loss = masked_token_loss(model, tokens, mask_token_id)
-        _take_optimizer_step(loss, trainable_parameters, optimizer, step)
-        losses.append(loss.item())
+        loss = 0.0
+        for rows in tokens.split(rows_at_once(tokens.shape[1])):
+            if mask_token_id is None:
+                loss_of_rows = next_token_loss(model, rows, train_length, teacher)
+            else:
+                loss_of_rows = masked_token_loss(model, rows, mask_token_id)
+            loss_of_rows = loss_of_rows * (len(rows) / len(tokens))
+            loss_of_rows.backward()
+            masters.take_gradients()
+            loss += loss_of_rows.item()
+        _take_optimizer_step(loss, masters, optimizer, step)
+        losses.append(loss)
         if (step + 1) % SAVE_EVERY == 0 or step + 1 == config.steps:
-            save_tuning(folder, run_identity, trainable_parameters, optimizer, losses)
+            save_tuning(folder, run_identity, masters.weights, optimizer, losses)
         progress(f"tuning, loss {losses[-1]:.3f}", (step + 1) / config.steps)
     _finish_tuning(model, config, keep_adapter)
     return losses
@@ -122,25 +130,28 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
+def rows_at_once(length: int) -> int:
+    """Return how many rows of `length` tokens go through the model together in tuning. The
+    gradients of the parts of a step are added up."""
+    return max(1, MAX_TOKENS_AT_ONCE // length)
+
+
 def _take_optimizer_step(
-    loss: Tensor,
-    trainable_parameters: TrainableParameters,
-    optimizer: torch.optim.Optimizer,
-    step: int,
+    loss: float, masters: MasterWeights, optimizer: torch.optim.Optimizer, step: int
 ) -> None:
-    """Change the weights by one step down the gradient of the loss.
+    """Change the weights by one step down their gradients.
 
     Raises: RunFailed, before any weight changes, if the loss or the gradient is not finite.
     """
-    loss.backward()
-    gradient_norm = nn.utils.clip_grad_norm_(trainable_parameters.values(), 1.0)
-    if not (math.isfinite(loss.item()) and math.isfinite(gradient_norm.item())):
+    gradient_norm = nn.utils.clip_grad_norm_(masters.weights.values(), 1.0)
+    if not (math.isfinite(loss) and math.isfinite(gradient_norm.item())):
         raise RunFailed(
-            f"tuning: the loss is {loss.item()}, its gradient {gradient_norm.item()} long at step "
+            f"tuning: the loss is {loss}, its gradient {gradient_norm.item()} long at step "
             f"{step}; lower the learning rate."
         )
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    masters.write_back()
 
 
 def _finish_tuning(model: Any, config: TuneConfig, keep_adapter: Callable[[], None]) -> None:
@@ -179,25 +190,49 @@ def step_tokens(windows: Windows, train_length: int, config: TuneConfig, step: i
     return tokens
 
 
-def next_token_loss(model: Any, tokens: Tensor, train_length: int, teacher: Any) -> Tensor:
+def next_token_loss(
+    model: Any, tokens: Tensor, train_length: int, teacher: Teacher | None
+) -> Tensor:
     """Return the mean loss in nats of predicting each next token: against the text or, with a
-    teacher, up to the training length `train_length` against the teacher's predictions."""
-    tokens = tokens.to(model.device)
-    logits = model(tokens, use_cache=False).logits[:, :-1].float()
-    taught_len = 0 if teacher is None else min(train_length, logits.shape[1])
-    loss_from_text = F.cross_entropy(
-        logits[:, taught_len:].flatten(0, 1), tokens[:, taught_len + 1 :].flatten(), reduction="sum"
-    )
-    if teacher is None:
-        return loss_from_text / tokens[:, 1:].numel()
-    with torch.no_grad():
-        teacher_probabilities = (
-            teacher(tokens[:, :taught_len], use_cache=False).logits.float().softmax(-1)
-        )
-    loss_from_teacher = F.cross_entropy(
-        logits[:, :taught_len].flatten(0, 1), teacher_probabilities.flatten(0, 1), reduction="sum"
-    )
-    return (loss_from_teacher + loss_from_text) / tokens[:, 1:].numel()
+    teacher, up to the training length `train_length` against the teacher's predictions.
+
+    The logits of a chunk of tokens are in memory at once, see `ChunkedLogits`.
+    """
+    divided = ChunkedLogits(model)
+    hidden = divided.hidden_states(tokens)
+    tokens = tokens.to(hidden.device)
+    num_predicted = tokens.shape[1] - 1
+    taught_len = 0 if teacher is None else min(train_length, num_predicted)
+
+    def loss_from_text(logits: Tensor, positions: slice) -> Tensor:
+        next_tokens = tokens[:, positions.start + 1 : positions.stop + 1]
+        return F.cross_entropy(logits.flatten(0, 1), next_tokens.flatten(), reduction="sum")
+
+    loss = divided.sum_over_chunks(hidden, loss_from_text, taught_len, num_predicted)
+    if teacher is not None:
+        loss = loss + _loss_from_teacher(divided, hidden, tokens[:, :taught_len], teacher)
+    return loss / tokens[:, 1:].numel()
+
+
+def _loss_from_teacher(
+    divided: ChunkedLogits, hidden: Tensor, taught_tokens: Tensor, teacher: Teacher
+) -> Tensor:
+    """Return the sum over the taught tokens of the cross entropy between the teacher's predictions
+    and the model's, in nats.
+
+    hidden: hidden states of the model, (rows, length, channels). taught_tokens: the first tokens
+    of each row, (rows, taught length).
+    """
+    with torch.no_grad(), teacher.as_before() as original_model:
+        taught_hidden = ChunkedLogits(original_model).hidden_states(taught_tokens)
+
+    def loss_from_teacher(logits: Tensor, positions: slice) -> Tensor:
+        with torch.no_grad(), teacher.as_before() as original_model:
+            taught_logits = ChunkedLogits(original_model).logits(taught_hidden[:, positions])
+            probabilities = taught_logits.float().softmax(-1)
+        return F.cross_entropy(logits.flatten(0, 1), probabilities.flatten(0, 1), reduction="sum")
+
+    return divided.sum_over_chunks(hidden, loss_from_teacher, 0, taught_tokens.shape[1])
 
 
 def masked_token_loss(model: Any, tokens: Tensor, mask_token_id: int) -> Tensor:
@@ -211,16 +246,21 @@ def masked_token_loss(model: Any, tokens: Tensor, mask_token_id: int) -> Tensor:
     draws = torch.rand(tokens.shape, generator=generator)
     # Of a few tokens none may be drawn, and the mean over none is NaN: the smallest is masked.
     is_masked = (draws < MASKED_SHARE) | (draws == draws.min())
-    logits = model(tokens.masked_fill(is_masked, mask_token_id).to(model.device)).logits
-    return F.cross_entropy(
-        logits[is_masked.to(logits.device)].float(), tokens[is_masked].to(logits.device)
-    )
+    divided = ChunkedLogits(model)
+    hidden = divided.hidden_states(tokens.masked_fill(is_masked, mask_token_id))
+    masked_hidden = hidden[is_masked.to(hidden.device)][None]
+    targets = tokens[is_masked].to(hidden.device)
+
+    def loss_from_text(logits: Tensor, positions: slice) -> Tensor:
+        return F.cross_entropy(logits[0], targets[positions], reduction="sum")
+
+    return divided.sum_over_chunks(masked_hidden, loss_from_text) / len(targets)
 
 
 def save_tuning(
     folder: Path,
     run_identity: Identity,
-    trainable_parameters: TrainableParameters,
+    trained_weights: TrainedWeights,
     optimizer: torch.optim.Optimizer,
     losses: list[float],
 ) -> None:
@@ -230,8 +270,8 @@ def save_tuning(
     run_identity: hashes of everything that the tuning depends on, as `identity_of_run` returns
     them. They are saved, too, so that no other tuning starts from this state.
     """
-    tensors: dict[str, Tensor] = {f"weight/{name}": p for name, p in trainable_parameters.items()}
-    for name, p in trainable_parameters.items():
+    tensors: dict[str, Tensor] = {f"weight/{name}": p for name, p in trained_weights.items()}
+    for name, p in trained_weights.items():
         tensors |= {f"{key}/{name}": optimizer.state[p][key] for key in ADAMW_STATE_KEYS}
     tensor_bytes = save({name: t.detach().contiguous().clone() for name, t in tensors.items()})
     path = folder / TUNING_TENSORS_FILE.format(step=len(losses))
@@ -248,7 +288,7 @@ def save_tuning(
 def restore_tuning(
     folder: Path,
     run_identity: Identity,
-    trainable_parameters: TrainableParameters,
+    trained_weights: TrainedWeights,
     optimizer: torch.optim.Optimizer,
 ) -> list[float]:
     """Load a saved state into the weights and the optimizer, and return the losses of its steps; []
@@ -270,7 +310,7 @@ def restore_tuning(
         discard_damaged_state(folder / TUNING_STATE_FILE, error)
         return []
     with torch.no_grad():
-        for name, p in trainable_parameters.items():
+        for name, p in trained_weights.items():
             p.copy_(tensors[f"weight/{name}"])
             moments = {key: tensors[f"{key}/{name}"] for key in ADAMW_STATE_KEYS}
             # AdamW keeps its count of steps on the CPU.
@@ -279,124 +319,3 @@ def restore_tuning(
                 for key, moment in moments.items()
             }
     return record["losses"]
-
-
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-
-
-class LoRALinear(nn.Module):
-    """Add a trainable low-rank map to a frozen linear layer.
-
-    y = W x + (alpha / rank) B A x, plus the bias of the layer; x is (..., inputs). W is frozen, A,
-    `down`, is random and B, `up`, is zero, so that training starts at W.
-
-    base: nn.Linear, or GPT-2's Conv1D. rank: rows of A. alpha: see the formula.
-
-    Source: Hu et al. 2021, arXiv:2106.09685, section 4.1; LongLoRA, arXiv:2309.12307, for context
-    extension.
-    """
-
-    def __init__(self, base: nn.Module, rank: int, alpha: float) -> None:
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.scale = alpha / rank
-        # GPT-2's Conv1D keeps (in, out).
-        rows, columns = self._weight.shape
-        self.transposed = not isinstance(base, nn.Linear)
-        in_features, out_features = (rows, columns) if self.transposed else (columns, rows)
-        self.down = nn.Parameter(self._weight.new_empty(rank, in_features, dtype=torch.float32))
-        self.up = nn.Parameter(self._weight.new_zeros(out_features, rank, dtype=torch.float32))
-        # As the LoRA authors' code and nn.Linear do it.
-        nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
-
-    @property
-    def _weight(self) -> Tensor:
-        """Return the frozen weight of the base layer."""
-        assert isinstance(self.base.weight, Tensor)
-        return self.base.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output of the base layer plus that of the adapters, in the dtype of `x`."""
-        added = (x.to(self.down.dtype) @ self.down.T @ self.up.T) * self.scale
-        return self.base(x) + added.to(x.dtype)
-
-    @torch.no_grad()
-    def merge_into_base(self) -> nn.Module:
-        """Add the adapters to the weights of the layer, in place, and return the layer."""
-        weight_change = self.up @ self.down * self.scale
-        self._weight.add_(
-            (weight_change.T if self.transposed else weight_change).to(self._weight.dtype)
-        )
-        return self.base
-
-
-def add_lora(
-    model: nn.Module, rank: int = 8, alpha: float = 16.0, *, only_adapters: bool = False
-) -> int:
-    """Replace the model's attention projections by LoRALinear, in place, and freeze all other
-    parameters but, unless `only_adapters`, those of embeddings and norms, as LongLoRA does.
-
-    Returns: the number of trainable parameters, each of their elements counted.
-    Raises: ValueError if no projection is found; the model is then unchanged.
-    """
-    paths_and_layers = list(projections(model))
-    if not paths_and_layers:
-        raise ValueError("LoRA: found no projections of attention; tune the full model instead.")
-    for name, parameter in model.named_parameters():
-        stays_trainable = "embed" in name or "norm" in name.lower()
-        parameter.requires_grad_(stays_trainable and not only_adapters)
-    for path, child in paths_and_layers:
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, LoRALinear(child, rank, alpha))
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
-def projections(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield (path, layer) of every linear layer inside an attention module: those whose path names
-    a parent with "attn" or "attention" in its name. Feed-forward layers, router and head are left
-    out."""
-    for path, module in model.named_modules():
-        is_linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-        parent_names = path.split(".")[:-1]
-        if is_linear and any("attn" in part or "attention" in part for part in parent_names):
-            yield path, module
-
-
-def merge_lora(model: nn.Module) -> None:
-    """Replace every LoRALinear in the model by its base layer with the adapters added to the
-    weights, and make all parameters trainable again."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, LoRALinear):
-                setattr(parent, name, child.merge_into_base())
-    model.requires_grad_(True)
-
-
-def save_adapter(model: Any, folder: Path, base_folder: Path) -> None:
-    """Write the adapters of the model to `folder` in the format of peft.
-
-    model: one after `add_lora`, before `merge_lora`. base_folder: the folder of the weights that
-    the adapters are to be added to.
-    """
-    adapters = {n: m for n, m in model.named_modules() if isinstance(m, LoRALinear)}
-    tensors = {}
-    first_adapter = next(iter(adapters.values()))
-    for name, adapter in adapters.items():
-        tensors[f"base_model.model.{name}.lora_A.weight"] = adapter.down.detach().contiguous()
-        tensors[f"base_model.model.{name}.lora_B.weight"] = adapter.up.detach().contiguous()
-    rank = first_adapter.down.shape[0]
-    adapter_config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": rank,
-        "lora_alpha": first_adapter.scale * rank,
-        "target_modules": sorted(adapters),
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "fan_in_fan_out": first_adapter.transposed,
-        "base_model_name_or_path": str(base_folder),
-        "inference_mode": True,
-    }
-    make_subfolder(folder)
-    write_atomically(folder / ADAPTER_WEIGHTS, save(tensors, {"format": "pt"}))
-    write_atomically(folder / ADAPTER_CONFIG, strict_json(adapter_config, indent=2) + "\n")

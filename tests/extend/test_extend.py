@@ -27,6 +27,7 @@ from posenc.hf import learned_tables
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.hf.model_rotation import rotary_frequencies, settings_applied
+from posenc.hf.teacher import Teacher
 from posenc.hf.tune_config import TuneConfig
 from posenc.hf.tuning import next_token_loss
 from posenc.report.html_page import page_of
@@ -278,7 +279,8 @@ def test_a_search_tries_as_many_sets_as_asked_for(tries, llama, windows):
 
 
 def test_a_teacher_replaces_the_text_within_the_trained_length(llama, windows):
-    model, teacher = load_checkpoint(llama).model, load_checkpoint(llama).model
+    model = load_checkpoint(llama).model
+    teacher = Teacher(load_checkpoint(llama).model)
 
     def largest_gradient(tokens, teacher) -> float:
         model.zero_grad()

@@ -20,6 +20,7 @@ from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.hf.model_rotation import settings_applied
 from posenc.hf.restart_state import default_state_folder, folder_locked
+from posenc.hf.teacher import Teacher
 from posenc.hf.tune_config import TuneConfig
 from posenc.hf.tuning import TUNING_STATE_FILE
 from tests.hf_models import LENGTH, OTHERS, save
@@ -142,7 +143,7 @@ def test_a_tuning_of_something_else_is_never_gone_on_with(what, cut, llama, tmp_
         cut.folder = save("llama", tmp_path / "other", spread=0.1)
     options = OTHER.get(what, {})
     if "teacher" in options:
-        options = {"teacher": load_checkpoint(llama).model}
+        options = {"teacher": Teacher(load_checkpoint(llama).model)}
     with pytest.raises(ValueError, match=rf"tune\.json was made with other {what}\. Delete it"):
         cut.run(**options)
     assert {path: path.read_bytes() for path in cut.state.iterdir()} == before

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from posenc import extend as hf
 from posenc.extend.options import Options
 from posenc.hf.checkpoint.loading import load_checkpoint
+from posenc.hf.lora import LoRALinear, add_lora, merge_lora, projections, save_adapter
 from posenc.hf.tune_config import TuneConfig
-from posenc.hf.tuning import LoRALinear, add_lora, merge_lora, projections, save_adapter
 from tests.extend.conftest import proved_here as proved_here
 from tests.hf_models import LENGTH, save, transformers
 from tests.hf_models import NUMBERS as DOCUMENTS

@@ -19,6 +19,7 @@ from posenc.compare.trial.objectives import NearLosses, Scores, objective_of
 from posenc.compare.trial.train import encoding_shape
 from posenc.encodings import ModelShape, RoPE
 from posenc.hf.checkpoint.tokenization import Windows
+from posenc.hf.teacher import Teacher
 from posenc.hf.tune_config import TuneConfig
 from posenc.hf.tuning import tune
 from posenc.models import Decoder
@@ -94,7 +95,7 @@ def tune_and_read(
     """
     longest_length = max(config.test_lengths)
     tune_config = TuneConfig(steps=config.tune_steps, batch=TUNE_BATCH, seed=config.seed)
-    teacher = _LikeTransformers(copy.deepcopy(model).eval(), config)
+    teacher = Teacher(_LikeTransformers(copy.deepcopy(model).eval(), config))
     tuned_model = copy.deepcopy(model)
     assert isinstance(tuned_model.encoding, RoPE)  # see can_be_tuned
     shape = encoding_shape(config)
