@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.hf.checkpoint.loading import text_config_of
+from posenc.hf.chunked_logits import ChunkedLogits, chunk_slices
 from posenc.hf.transformers_compat import arguments_for_next_step
 from posenc.hf.tuning import MASKED_SHARE
 
@@ -94,7 +95,7 @@ def next_token_losses(model: Any, tokens: Tensor, *, in_one_piece: bool = False)
     batch, length = tokens.shape
     piece_len = max(128, MAX_LOGITS_AT_ONCE // (batch * text_config_of(model.config).vocab_size))
     if in_one_piece or length <= piece_len:
-        return _cross_entropies(model(tokens, use_cache=False).logits[:, :-1], tokens[:, 1:])
+        return _losses_in_chunks(model, tokens, tokens, slice(1, None))
     cache_arguments: dict[str, Any] = {"use_cache": True}
     losses = []
     for start in range(0, length - 1, piece_len):
@@ -112,8 +113,24 @@ def masked_token_losses(model: Any, tokens: Tensor, mask_token_id: int) -> Tenso
     draws = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0))
     is_masked = draws < MASKED_SHARE
     model_input = tokens.masked_fill(is_masked, mask_token_id).to(model.device)
-    losses = _require_finite(_cross_entropies(model(model_input).logits, tokens.to(model.device)))
-    return losses.masked_fill(~is_masked, torch.nan)
+    losses = _losses_in_chunks(model, model_input, tokens.to(model.device), slice(None))
+    return _require_finite(losses).masked_fill(~is_masked, torch.nan)
+
+
+def _losses_in_chunks(model: Any, tokens: Tensor, all_tokens: Tensor, predicted: slice) -> Tensor:
+    """Return the losses of `all_tokens[:, predicted]`, (batch, predicted), read in one forward: the
+    hidden states of all tokens, and the logits of a chunk of them at a time.
+
+    tokens: what the model reads, (batch, length).
+    """
+    divided = ChunkedLogits(model)
+    hidden = divided.hidden_states(tokens)
+    targets = all_tokens[:, predicted].to(hidden.device)
+    loss_pieces = [
+        _cross_entropies(divided.logits(hidden[:, positions]), targets[:, positions])
+        for positions in chunk_slices(hidden, divided.vocab_size, stop=targets.shape[1])
+    ]
+    return torch.cat(loss_pieces, dim=1) if loss_pieces else torch.zeros(targets.shape)
 
 
 def _cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
