@@ -119,6 +119,7 @@ def test_arguments_are_named_in_capitals_and_in_the_singular():
         "list": "NAME",
         "compare": "ENCODING",
         "report": "RUN",
+        "judge": "TABLE",
         "inspect encoding": "NAME",
         "inspect model": "FOLDER",
         "inspect module": "PATH",

@@ -28,6 +28,7 @@ COMMANDS = {
     "list": "posenc.list:list_encodings",
     "compare": "posenc.compare.command:compare",
     "report": "posenc.compare.command:report",
+    "judge": "posenc.compare.command:judge",
     "leaderboard": "posenc.compare.command:leaderboard",
     "bench": "posenc.bench.command:bench",
     "inspect": "posenc.inspect.command:inspect",
@@ -37,7 +38,7 @@ COMMANDS = {
 }
 """The function of each command, as "module:function"."""
 SUFFICIENT_EXTRAS = {"doctor": "doctor"}
-SUFFICIENT_EXTRAS |= dict.fromkeys(("compare", "report", "inspect", "extend"), "hf")
+SUFFICIENT_EXTRAS |= dict.fromkeys(("compare", "report", "judge", "inspect", "extend"), "hf")
 """The extra that is enough for a command; "torch" for others."""
 
 METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH", bool: ""}

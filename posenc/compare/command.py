@@ -1,4 +1,4 @@
-"""`posenc compare`, `posenc report` and `posenc leaderboard`. torch is imported when they run."""
+"""`posenc compare`, `report`, `judge` and `leaderboard`. torch is imported when they run."""
 
 import inspect
 from pathlib import Path
@@ -47,6 +47,53 @@ def report(
     from posenc.compare.reports import report_runs
 
     report_runs.report_runs(runs, out, figures, as_json)
+
+
+def judge(
+    table: Annotated[
+        Path,
+        typer.Argument(
+            help="A CSV file of losses from any trainer, with the columns encoding, seed, length "
+            "and loss. See docs/judge.md."
+        ),
+    ],
+    columns: Annotated[
+        str | None,
+        option(
+            "The table's own names of columns: encoding=pe,loss=val_loss. A loss is in nats per "
+            "token unless its column is bits, or bits_per_byte.",
+            shown=False,
+            panel="Data",
+        ),
+    ] = None,
+    trained_length: Annotated[
+        int | None,
+        option(
+            "Length of the windows of training.",
+            shown="the shortest length of the table",
+            min=1,
+            panel="Data",
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        option("Which task to judge, if the table has several.", shown=False, panel="Data"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        option(
+            "Folder for report.html and results.csv.  ",
+            shown="a folder below runs/ named by the table",
+            panel="Output",
+        ),
+    ] = None,
+    figures: Figures = None,
+    as_json: Json = False,
+) -> None:
+    """Judge losses from any trainer: the answer, tables and page of compare."""
+    from posenc.compare.reports import judge_losses
+
+    judge_losses.judge_file(table, columns, trained_length, task, out, figures, as_json)
 
 
 def leaderboard(as_json: Json = False) -> None:

@@ -48,6 +48,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from posenc.compare.given_table import GivenTable
 from posenc.compare.scores import CaseScore, FarScore, LengthScore, PositionScore, Reading
 from posenc.compare.trial.config import ENCODING_LR, MAX_ENTRIES, TrialConfig, check_encoding_name
 from posenc.files.sealed_json import (
@@ -64,24 +65,25 @@ FORMAT = "posenc study 2"
 @dataclass(frozen=True)
 class TrainingPoint(Record):
     """Bits per byte, or per target of a task, after `step` steps: `train` is the mean over steps
-    since the last point, `valid` is on validation text or held-out sequences like those of
-    training."""
+    since the last point, None if it is not known, `valid` is on validation text or held-out
+    sequences like those of training."""
 
     step: int
-    train: float
+    train: float | None
     valid: float
 
     def check(self) -> None:
         check_count("step", self.step, 1)
         for loss in (self.train, self.valid):
-            if not loss >= 0:
+            if loss is not None and not loss >= 0:
                 raise ValueError(f"expected a loss of 0 or more, got {loss:g}.")
 
 
 @dataclass(frozen=True)
 class Timing(Record):
     """Wall-clock cost of a trial on one worker, the names of its CPU and GPU, and the folder of the
-    run that trained it, if it was reused. tuning_seconds: of the reading "tuned"."""
+    run that trained it, if it was reused. tuning_seconds: of the reading "tuned".
+    tokens_per_second: 0 if it is not known."""
 
     tokens_per_second: float
     train_seconds: float
@@ -388,6 +390,7 @@ class Study(Record):
     step_seconds: seconds of single training steps on text by encoding, measured before the trials
         in turns: the first of each encoding one after the other, then the second of each, and so
         on. {} if they were not measured.
+    table: the table of another program from which the results are; None for those of compare.
     """
 
     format: str
@@ -407,6 +410,7 @@ class Study(Record):
     limits: str = ""
     rates_from: str = ""
     step_seconds: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    table: GivenTable | None = None
 
     @classmethod
     def check_format(cls, content: dict[str, Any]) -> None:

@@ -50,7 +50,7 @@ class Row:
     def trained_seconds(self) -> float:
         """Return the seconds of the training alone, without a tuning."""
         assert self.steps_per_second is not None
-        return self.trial.steps / self.steps_per_second
+        return _known_steps(self.trial) / self.steps_per_second
 
     @property
     def near(self) -> LengthScore:
@@ -176,9 +176,9 @@ class EqualTime:
 
 def at_equal_time(study: Study) -> EqualTime | None:
     """Return the encodings of a study on text after equally long training; None if the time of one
-    is unknown, or was measured on different processors."""
+    is unknown, or was measured on different processors. Without curves there are no losses."""
     results = [result for result in study.finished if result.config.is_on_text]
-    if not results or not all(result.training for result in results):
+    if not results:
         return None
     encodings = {result.config.encoding for result in results}
     in_turns = encodings <= study.step_seconds.keys()
@@ -190,7 +190,7 @@ def at_equal_time(study: Study) -> EqualTime | None:
         return None
     without_losses = EqualTime(step_seconds, in_turns, 0.0, {}, {})
     cheapest = without_losses.cheapest
-    least_steps = min(result.config.steps for result in results)
+    least_steps = min(_known_steps(result.config) for result in results)
     losses: dict[str, dict[int, float]] = {}
     loss_ranges: dict[str, dict[int, tuple[float, float]]] = {}
     for result in results:
@@ -209,6 +209,12 @@ def at_equal_time(study: Study) -> EqualTime | None:
     return replace(without_losses, seconds=seconds, losses=losses, loss_ranges=loss_ranges)
 
 
+def _known_steps(trial: TrialConfig) -> int:
+    """Return the steps of a trial. Where a table of losses does not have them, the whole training
+    counts as one."""
+    return trial.steps or 1
+
+
 def _step_seconds_of_trials(results: Sequence[TrialResult]) -> dict[str, list[float]] | None:
     """Return the mean seconds of a step of each trial, by encoding; None if a time is missing, or
     trials ran on different processors."""
@@ -219,14 +225,16 @@ def _step_seconds_of_trials(results: Sequence[TrialResult]) -> dict[str, list[fl
         if timing is None or not timing.train_seconds > 0:
             return None
         processors.add(timing.processor)
-        seconds_per_step = timing.train_seconds / result.config.steps
+        seconds_per_step = timing.train_seconds / _known_steps(result.config)
         seconds_by_encoding.setdefault(result.config.encoding, []).append(seconds_per_step)
     return seconds_by_encoding if len(processors) == 1 else None
 
 
 def _valid_loss_at(curve: Sequence[TrainingPoint], step: float) -> float | None:
     """Return the validation loss after a step that may lie between two points of the curve, on a
-    straight line over the logarithm of the steps; None before its first point."""
+    straight line over the logarithm of the steps; None before its first point, and without one."""
+    if not curve:
+        return None
     if step >= curve[-1].step:
         return curve[-1].valid
     for before, after in pairwise(curve):
@@ -247,7 +255,7 @@ def _row(
     seconds = None
     steps_per_second = None
     if result.timing is not None and result.timing.train_seconds > 0:
-        steps_per_second = config.steps / result.timing.train_seconds
+        steps_per_second = _known_steps(config) / result.timing.train_seconds
         seconds = result.timing.train_seconds
         if reading == "tuned":
             seconds += result.timing.tuning_seconds

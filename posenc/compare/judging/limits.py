@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median_high
 
+from posenc.compare.given_table import GivenTable
 from posenc.compare.judging import sentences
 from posenc.compare.judging.context_use import context_use
 from posenc.compare.judging.judgement import (
@@ -16,6 +17,7 @@ from posenc.compare.judging.judgement import (
     judge,
     moves_of_leads,
 )
+from posenc.compare.judging.limits_of_table import sentences_on_table
 from posenc.compare.judging.near_far import near_and_far
 from posenc.compare.judging.sentences import with_interval
 from posenc.compare.judging.served_by import SERVERS, servers_of
@@ -146,6 +148,8 @@ def _sentences_on_servers(study: Study) -> Iterator[str]:
         return
     encoding_of = judgement.places.encoding_of
     encoding = encoding_of[judgement.taken]
+    if study.table is not None and not servers_of(encoding):
+        return  # a table names encodings as it likes, and of this name nothing is known
     servers_without = [server for server in SERVERS if server not in servers_of(encoding)]
     if not servers_without:
         return
@@ -181,7 +185,7 @@ def _sentences_on_exclusions(study: Study) -> Iterator[str]:
         ]
     if near_only_encodings:
         yield sentence_on_running_only_near(
-            near_only_encodings, places.far.where if places.far else ""
+            near_only_encodings, places.far.where if places.far else "", study.table
         )
     for name, (task, seed) in _first_missing_trials(study).items():
         yield sentence_on_missing_rank(name, task, seed)
@@ -211,7 +215,7 @@ class StudyLimits:
     time on the hardware and servers of the user.
 
     num_seeds: of an encoding, for the task that has the fewest. num_tasks: generated ones.
-    num_parameters, num_steps: of the models; num_steps is None if trials differ.
+    num_parameters, num_steps: of the models; None if unknown, num_steps also if trials differ.
     fall_per_doubling: bits per byte that the last doubling of the steps saved; None if unknown.
     turnable_bits: bits of difference that another doubling may turn; None if unknown.
     taken_encoding: the encoding of the row to take; "" if there is none.
@@ -228,12 +232,13 @@ class StudyLimits:
         from beyond the training length; None if not measured. (7)
     has_far: far bytes were measured.
     has_old_t5: its t5 is today's t5:unscaled=true.
+    table: the table of another program from which the losses are; None for trials of compare.
     """
 
     num_seeds: int
     has_text: bool
     num_tasks: int
-    num_parameters: float
+    num_parameters: float | None
     num_steps: int | None
     fall_per_doubling: float | None
     turnable_bits: float | None
@@ -248,6 +253,7 @@ class StudyLimits:
     bits_saved_by_far_context: float | None
     has_far: bool
     has_old_t5: bool
+    table: GivenTable | None
 
 
 def limits_of(study: Study) -> StudyLimits:
@@ -267,8 +273,8 @@ def limits_of(study: Study) -> StudyLimits:
         num_seeds=_fewest_usual_seeds(trials),
         has_text=bool(text_results),
         num_tasks=len(study.sequence_tasks),
-        num_parameters=fmean(result.parameters for result in study.finished),
-        num_steps=step_counts.pop() if len(step_counts) == 1 else None,
+        num_parameters=fmean(result.parameters for result in study.finished) or None,
+        num_steps=(step_counts.pop() or None) if len(step_counts) == 1 else None,
         fall_per_doubling=fall_per_doubling,
         turnable_bits=turnable_bits,
         taken_encoding=taken_encoding,
@@ -284,7 +290,9 @@ def limits_of(study: Study) -> StudyLimits:
         has_old_t5=any(
             trial.encoding == "t5" and trial.recipe <= LAST_RECIPE_OF_UNSCALED_T5
             for trial in trials
-        ),
+        )
+        and study.table is None,
+        table=study.table,
     )
 
 
@@ -293,7 +301,7 @@ def _bytes_per_parameter(text_results: Sequence[TrialResult]) -> float | None:
     says how many parameters its model has."""
     ratios = []
     for result in text_results:
-        if result.parameters:
+        if result.parameters and result.config.batch:
             trial = result.config
             num_bytes = trial.steps * trial.batch * trial.train_length
             ratios.append(num_bytes / result.parameters)
@@ -334,6 +342,8 @@ def limit_sentences(limits: StudyLimits) -> Iterator[str]:
     """Yield the sentences of the second line: the size of the study, and what of the seven points
     that must hold for a larger model was not tested."""
     yield f"{_size_of_study(limits)}: {_clause_on_longer_training(limits)}."
+    if limits.table is not None:
+        yield from sentences_on_table(limits.table)
     if limits.has_text:
         yield f"Not tested: {join_names(_untested_in_words(limits))}."
         if limits.has_far:
@@ -352,11 +362,12 @@ def _size_of_study(limits: StudyLimits) -> str:
         tasks_noun = "task" if limits.num_tasks == 1 else "tasks"
         parts.append(f"{number_word(limits.num_tasks)} {tasks_noun}")
     num_parameters = limits.num_parameters
-    parts.append(
-        f"{num_parameters / 1e6:.1f} M parameters"
-        if num_parameters >= 5e4
-        else f"{num_parameters:,.0f} parameters"
-    )
+    if num_parameters is not None:
+        parts.append(
+            f"{num_parameters / 1e6:.1f} M parameters"
+            if num_parameters >= 5e4
+            else f"{num_parameters:,.0f} parameters"
+        )
     if limits.bytes_per_parameter is not None:
         parts.append(f"{limits.bytes_per_parameter:.2g} bytes a parameter")
     if limits.num_steps is not None:
@@ -392,7 +403,9 @@ def _untested_in_words(limits: StudyLimits) -> list[str]:
         "hybrid": "hybrids with layers without positions",
     }
     parts = []
-    if not limits.rates_searched:
+    if limits.table is not None:
+        pass  # how another program chose them is not known, which the sentence on its table says
+    elif not limits.rates_searched:
         parts.append("rates, bases, slopes and scales of each encoding (--tune)")
     elif not limits.knobs_searched:
         parts.append("bases, slopes and scales")
@@ -401,12 +414,16 @@ def _untested_in_words(limits: StudyLimits) -> list[str]:
     parts += [baselines_in_words[name] for name in limits.absent_baselines]
     if limits.num_sizes < 2:
         parts.append("another size")
+    if limits.table is not None:
+        return [*parts, "your hardware and server"]
     return [*parts, "documents kept apart", "your hardware and server"]
 
 
 def _sentence_on_far_context(limits: StudyLimits) -> str:
     """Write what context from beyond the training length saves."""
     if limits.bits_saved_by_far_context is None:
+        if limits.table is not None:
+            return "What far context saves is not in the table."
         if limits.has_far:
             return "What far context saves was not measured in this run."
         return "Far tokens were not measured in this run."
@@ -419,8 +436,13 @@ def _sentence_on_far_context(limits: StudyLimits) -> str:
     return f"Far context saves up to {saved_bits:.2f} bits here."
 
 
-def sentence_on_running_only_near(names: Sequence[str], where: str) -> str:
-    """Write which encodings have no number on far bytes."""
+def sentence_on_running_only_near(
+    names: Sequence[str], where: str, table: GivenTable | None = None
+) -> str:
+    """Write which encodings have no number on far bytes. table: where it would stand, if other
+    programs than compare measured it."""
+    if table is not None:
+        return f"The table has no loss of {list_up_to_six(names)} on {where}."
     return f"{list_up_to_six(names)} cannot run on {where}."
 
 

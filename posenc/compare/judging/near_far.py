@@ -319,6 +319,12 @@ def _why_no_far(text_study: Study, rows: Sequence[Row]) -> str:
     config = text_study.trials[0]
     if max(config.test_lengths) <= config.train_length:
         return "no longer length was tested"
+    if text_study.table is not None:
+        first_position = max(config.test_lengths) - config.train_length
+        return (
+            f"the table has no losses by position from {first_position:,} on at length "
+            f"{max(config.test_lengths):,}"
+        )
     if rows and not any(row.far_by_length for row in rows):
         return "far tokens were not measured in this run"
     return "no encoding runs there"

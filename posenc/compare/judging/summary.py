@@ -33,7 +33,11 @@ def summarise(study: Study) -> tuple[EncodingSummary, ...]:
         if not results:
             continue
         by_length = _summarise_lengths(results)
-        speeds = [r.timing.tokens_per_second for r in results if r.timing]
+        speeds = [
+            r.timing.tokens_per_second
+            for r in results
+            if r.timing is not None and r.timing.tokens_per_second
+        ]
         rows.append(
             EncodingSummary(
                 encoding=name,

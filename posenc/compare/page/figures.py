@@ -258,10 +258,17 @@ def _losses_in_training(study: Study) -> LossCurves:
     curves = {}
     for name, trials in _trials_by_encoding(study):
         curves[name] = _mean_curve(trials, lambda t: [(p.step, p.valid) for p in t.training])
-        batch_curve = _mean_curve(trials, lambda t: [(p.step, p.train) for p in t.training])
-        curves[f"{name}{BATCHES_SUFFIX}"] = batch_curve
+        batch_curve = _mean_curve(trials, _losses_on_batches)
+        if batch_curve[0]:
+            curves[f"{name}{BATCHES_SUFFIX}"] = batch_curve
     caption = "Training: validation text with markers, training batches as thin lines."
     return LossCurves("training", caption, "training step", curves, _draw_training)
+
+
+def _losses_on_batches(trial: TrialResult) -> list[tuple[float, float]]:
+    """Return the steps of a trial's curve with the losses on training batches, as far as they are
+    known."""
+    return [(point.step, point.train) for point in trial.training if point.train is not None]
 
 
 def _draw_training(data: Data, styles: Styles) -> Figure:

@@ -16,6 +16,7 @@ from posenc.compare.judging.standing import Standing, standing_of_task, standing
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.rows import rows_by_name
 from posenc.compare.scores import FarScore
+from posenc.compare.trial.config import TrialConfig
 from posenc.tasks.registry import TASKS, TEXT
 
 
@@ -156,9 +157,9 @@ def csv_text(study: Study) -> str:
     writer = csv.writer(csv_stream, lineterminator="\n")
     writer.writerow([*COLUMNS, *setting_names])
     for result in study.results:
-        settings = dataclasses.asdict(result.config)
-        settings["test_lengths"] = " ".join(map(str, result.config.test_lengths))
-        speed_cell = "" if result.timing is None else round(result.timing.tokens_per_second)
+        settings = _settings_of(result.config)
+        speed = 0.0 if result.timing is None else result.timing.tokens_per_second
+        speed_cell = round(speed) if speed else ""
         setting_values = [settings[name] for name in setting_names]
         for measurement in _measurements(result):
             value_text = "" if measurement.value is None else repr(measurement.value)
@@ -173,6 +174,20 @@ def csv_text(study: Study) -> str:
                 ]
             )
     return csv_stream.getvalue()
+
+
+_SETTINGS_OF_TABLES = ("encoding", "seed", "train_length", "test_lengths", "steps", "task")
+"""Fields of a TrialConfig that a table of losses may have; the others are unknown."""
+
+
+def _settings_of(config: TrialConfig) -> dict[str, Any]:
+    """Return the fields of a trial's config as cells, "" for what is unknown."""
+    settings = dataclasses.asdict(config)
+    settings["test_lengths"] = " ".join(map(str, config.test_lengths))
+    if config.is_of_table:
+        settings |= {name: "" for name in settings if name not in _SETTINGS_OF_TABLES}
+        settings["steps"] = config.steps or ""
+    return settings
 
 
 class _Measurement(NamedTuple):
@@ -206,7 +221,8 @@ def _measurements(result: TrialResult) -> Iterator[_Measurement]:
         yield _Measurement("by_position", bucket.start, bucket.bits_per_byte, range_end_note)
     yield from _measurements_of_cases(result)
     for point in result.training:
-        yield _Measurement("train", point.step, point.train, "")
+        if point.train is not None:
+            yield _Measurement("train", point.step, point.train, "")
         yield _Measurement("valid", point.step, point.valid, "")
 
 
@@ -217,9 +233,10 @@ def _measurements_of_far_targets(
     `measure_prefix` begins the name of the measure."""
     for score in scores:
         yield _Measurement(f"{measure_prefix}far", score.length, score.far, score.cannot or "")
-        yield _Measurement(
-            f"{measure_prefix}far_near", score.length, score.far_near, score.cannot or ""
-        )
+        if score.far_near is not None or score.cannot:
+            yield _Measurement(
+                f"{measure_prefix}far_near", score.length, score.far_near, score.cannot or ""
+            )
 
 
 def _measurements_of_cases(result: TrialResult) -> Iterator[_Measurement]:

@@ -53,6 +53,13 @@ def report_of(study: Study, folder: Path | None = None) -> Report:
 def _subtitle(study: Study) -> str:
     """Write the line below the title: text and tasks, and the lengths of training and test."""
     parts = []
+    if study.table is not None:
+        config = study.trials[0]
+        parts.append(
+            f"Losses of {study.table.name}: trained on {config.train_length:,} at a time, tested "
+            f"up to {max(config.test_lengths):,}."
+        )
+        parts += study.table.notes
     if study.corpus is not None:
         config = study.of_task(TEXT).trials[0]
         longest_length = max(config.test_lengths)
@@ -140,7 +147,7 @@ def _details(study: Study) -> Iterator[Block]:
     if study.summary:
         tables = map(seeds_table, standings(study.of_task(TEXT)))
         yield Fold("Every seed, and both intervals", [*tables, NOTE_ON_INTERVALS])
-    if study.finished:
+    if study.finished and study.table is None:
         yield Fold("The settings of every encoding", [specs_table(study)])
     yield Fold("How to repeat it", [Code(study.command), Facts(facts_to_repeat(study))])
     yield "Method, tasks and statistics are described in docs/compare.md of the repository."

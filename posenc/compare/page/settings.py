@@ -205,6 +205,13 @@ def paper_links(study: Study) -> Links:
 
 def facts_to_repeat(study: Study) -> Mapping[str, object]:
     """Return what a reader needs to repeat the study, by name."""
+    if study.table is not None:
+        return {
+            "table": study.table.name,
+            "losses": study.table.loss_unit,
+            "columns": ", ".join(study.table.columns),
+            **study.versions,
+        }
     codes = dict.fromkeys(f"{t.encoding} {t.code}" for t in study.trials if t.code)
     seeds = sorted({trial.seed for trial in study.trials})
     return {

@@ -84,7 +84,11 @@ def text_table(study: Study) -> Table:
         near_cell = _near_cell(name, seed_rows, places)
         far_cells = [_far_cell(name, seed_rows, places)] if has_far else []
         window_cells = [_window_cell(name, length, seed_rows) for length in lengths]
-        last_cells = [seed_rows[0].parameters, _speed_cell(seed_rows, equal_time), len(seed_rows)]
+        last_cells = [
+            seed_rows[0].parameters or None,
+            _speed_cell(seed_rows, equal_time),
+            len(seed_rows),
+        ]
         table_rows.append([name, near_cell, *far_cells, *window_cells, *last_cells])
     caption = f"Best first. {describe_detectable_difference(study)}"
     if has_far:
@@ -118,7 +122,7 @@ def _near_cell(name: str, seed_rows: Sequence[Row], places: Places) -> Value:
     losses = [row.near.bits_per_byte for row in seed_rows if row.near.bits_per_byte is not None]
     if len(losses) < len(seed_rows):  # the mean of some seeds is no mean of all
         reason = next(row.near.cannot for row in seed_rows if row.near.bits_per_byte is None)
-        return Cell("cannot", note=f"{name}: {reason}")
+        return _cell_without_loss(name, reason, seed_rows)
     return Number(fmean(losses), format_spec=".3f")
 
 
@@ -137,7 +141,7 @@ def _far_cell(name: str, seed_rows: Sequence[Row], places: Places) -> Value:
         note_on_others = f"{fmean(losses):.3f} in the others" if losses else ""
         return Cell(f"failed {num_failed} of {num_planned}", second_line=note_on_others)
     if len(losses) < len(seed_rows):
-        return Cell("cannot")
+        return Cell("–" if seed_rows[0].trial.is_of_table else "cannot")
     return Number(fmean(losses), format_spec=".3f")
 
 
@@ -164,8 +168,16 @@ def _window_cell(name: str, length: int, seed_rows: Sequence[Row]) -> Value:
     losses = [score.bits_per_byte for score in scores if score.bits_per_byte is not None]
     if len(losses) < len(scores):
         reason = next(score.cannot for score in scores if score.bits_per_byte is None)
-        return Cell("cannot", note=f"{name}: {reason}")
+        return _cell_without_loss(name, reason, seed_rows)
     return Number(fmean(losses), format_spec=".3f")
+
+
+def _cell_without_loss(name: str, reason: str | None, seed_rows: Sequence[Row]) -> Cell:
+    """Return the cell of a row at a length where it has no loss. Whether an encoding cannot run
+    there is known of trials of compare, and not of those of a table, which has no more than it
+    has."""
+    is_of_table = seed_rows[0].trial.is_of_table
+    return Cell("–" if is_of_table else "cannot", note=f"{name}: {reason}")
 
 
 def _speed_cell(seed_rows: Sequence[Row], equal_time: EqualTime | None) -> Value:
@@ -173,6 +185,8 @@ def _speed_cell(seed_rows: Sequence[Row], equal_time: EqualTime | None) -> Value
     or the trials that were measured; None if not measured."""
     if equal_time is None or seed_rows[0].encoding not in equal_time.step_seconds:
         return None
+    if not seed_rows[0].trial.batch:
+        return None  # a table of losses does not say how many tokens a step has
     tokens_per_step = seed_rows[0].trial.batch * seed_rows[0].trial.train_length
     speeds = [
         tokens_per_step / seconds for seconds in equal_time.step_seconds[seed_rows[0].encoding]
@@ -296,7 +310,9 @@ def _row_blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
         _table_row(name, seed_rows, longest_length, equal_time) for name, seed_rows in ordered_rows
     ]
     caption = "Lowest far loss first."
-    if equal_time is not None:
+    if equal_time is not None and trial.is_of_table:
+        caption += f" Costs are multiples of {equal_time.cheapest}'s seconds in the table."
+    elif equal_time is not None:
         measured_at = (
             f"with {trial.precision} on the {trial.device} of this run at "
             f"{trial.train_length:,} bytes"
@@ -354,6 +370,8 @@ def _context_cells(name: str, rows: Sequence[Row], scores: Sequence[FarScore]) -
     """Return the three cells of a row on the context of far bytes: their loss with near context
     only, what far context saves, how many bytes of context the row uses. scores: those of the
     longest windows."""
+    if rows[0].trial.is_of_table:
+        return [None, None, None]
     reason = next((score.cannot for score in scores if score.cannot), None)
     far_losses = [score.far for score in scores if score.far is not None]
     near_context_losses = [score.far_near for score in scores if score.far_near is not None]

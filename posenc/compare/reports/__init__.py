@@ -1,1 +1,1 @@
-"""Several runs as one, and the published leaderboard."""
+"""Several runs as one, losses of other trainers, and the published leaderboard."""

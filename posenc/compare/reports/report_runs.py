@@ -58,7 +58,7 @@ def report_runs(
         )
         study = conclude(study)
         notes = damage_notes + conflict_notes
-        home = _make_report_folder(study.trials, out, "report")
+        home = make_report_folder(study.trials, out, "report")
         write_report_files(study, home)
     _print_report(study, notes, home, figures_folder, as_json)
     return study
@@ -104,7 +104,7 @@ def _collect_run(folder: Path, notes: list[str], study: Study | None = None) -> 
     return folder, study
 
 
-def _make_report_folder(trials: Sequence[TrialConfig], out: Path | None, name: str) -> Path:
+def make_report_folder(trials: Sequence[TrialConfig], out: Path | None, name: str) -> Path:
     """Make the folder of a page, `out` or one named by the trials. Raise ValueError where no page
     can be written: at a file, into a run, or over files that are not of an earlier report."""
     hashes = " ".join(sorted(trial.hash for trial in trials))

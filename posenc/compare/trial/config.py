@@ -65,7 +65,7 @@ class TrialConfig:
         device: "cpu" or "cuda".
         precision: "float32", or "bfloat16" for autocast.
         torch: version of torch, whose kernels determine the last bits.
-        recipe: version of the training and evaluation code.
+        recipe: version of the training and evaluation code; 0 for a trial of another program.
         code: hash of the files that define the encoding; "" for posenc's own.
         task: "text", or a name in posenc.tasks.registry.
         objective: for text, a name in posenc.compare.trial.objectives; for tasks "causal".
@@ -155,6 +155,12 @@ class TrialConfig:
         return self.task == TEXT
 
     @property
+    def is_of_table(self) -> bool:
+        """Return True for a trial of another program, of which a table has the losses: fields that
+        the table lacks are 0 or ""."""
+        return self.recipe == 0
+
+    @property
     def folder(self) -> str:
         """Return the name of the trial's folder."""
         return f"{self.name}-{self.hash}"
@@ -176,7 +182,7 @@ def describe_trial(trial: TrialConfig) -> str:
     if trial.task != TEXT:
         trial_in_words = f"{trial_in_words} on {trial.task}"
     trial_in_words = f"{trial_in_words} seed {trial.seed}"
-    if len(trial.test_lengths) > 1:
+    if len(trial.test_lengths) > 1 or trial.is_of_table:
         return trial_in_words
     # Only a trial that chooses a learning rate has one test length.
     return f"{trial_in_words} at lr {trial.lr:g}"

@@ -1,0 +1,127 @@
+"""`posenc judge`: the verdict of compare on losses that another trainer measured."""
+
+import hashlib
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posenc.arguments import explain_misfits
+from posenc.compare.page.report import report_of, show_report, write_figures, write_report_files
+from posenc.compare.reports.loss_table import (
+    LossTable,
+    loss_table_of,
+    parse_renamed_columns,
+    read_loss_table,
+)
+from posenc.compare.reports.report_runs import make_report_folder
+from posenc.compare.reports.study_of_table import studies_of_table
+from posenc.compare.results import Study
+from posenc.compare.run_study import RUNS_FOLDER
+from posenc.files.atomic import prepare_page_and_figures
+from posenc.report.report import join_names
+from posenc.report.terminal import print_line, stderr_console
+
+
+@explain_misfits
+def judge(
+    table: Any,
+    *,
+    columns: Mapping[str, str] | None = None,
+    trained_length: int | None = None,
+    task: str | None = None,
+    out: str | Path | None = None,
+) -> Study:
+    """Judge losses that any trainer measured, by the rules of `posenc compare`.
+
+    Args:
+        table: the path of a CSV file, a pandas DataFrame, or a list of dicts, one for each row. Its
+            columns: encoding, seed, length (of the test windows, in tokens), and the loss as `loss`
+            (nats per token), `bits` (per token) or `bits_per_byte`; or in place of length and loss
+            one column for each length. Optional: reading ("trained", "window" or "tuned"), size (in
+            parameters), steps, seconds (of training), task, position (of the first of the tokens
+            that the loss is a mean of).
+        columns: the table's own names of columns, by those above.
+        trained_length: length of training windows; None for the shortest in the table.
+        task: which text, if the table has several.
+        out: folder for report.html and results.csv; None to write nothing.
+
+    Returns: the study: its `recommendation`, its `limits`, its `summary`.
+    Raises: ValueError for a table that cannot be judged, with its row; TypeError for no table.
+    Source: docs/judge.md, docs/compare.md.
+
+    >>> losses = {"rope": (3.30, 3.31), "alibi": (3.52, 3.50), "nope": (3.71, 3.72)}
+    >>> table = [
+    ...     {"encoding": name, "seed": seed, "length": 512, "bits_per_byte": loss}
+    ...     for name, of_seeds in losses.items()
+    ...     for seed, loss in enumerate(of_seeds)
+    ... ]
+    >>> posenc.compare.judge(table).recommendation[:60]
+    'rope leads after this training: 3.31 bits (alibi +0.20 ± 0.0'
+    """
+    loss_table = (
+        read_loss_table(Path(table), columns)
+        if isinstance(table, str | Path)
+        else loss_table_of(table, columns)
+    )
+    study = _study(loss_table, trained_length, task, "posenc.compare.judge(table)")
+    if out is not None:
+        folder = make_report_folder(study.trials, Path(out), "judge")
+        write_report_files(study, folder)
+    return study
+
+
+def judge_file(
+    path: Path,
+    columns: str | None = None,
+    trained_length: int | None = None,
+    task: str | None = None,
+    out: Path | None = None,
+    figures_folder: Path | None = None,
+    as_json: bool = False,
+) -> Study:
+    """Judge the losses of a CSV file, write the page and print the tables.
+
+    columns: pairs of names, see `parse_renamed_columns`. The others are as those of `judge`.
+    Raises: ValueError, before anything is written.
+    """
+    prepare_page_and_figures(figures_folder)
+    renamed = None if columns is None else parse_renamed_columns(columns)
+    table = read_loss_table(path, renamed)
+    study = _study(table, trained_length, task, shlex.join(["posenc", *sys.argv[1:]]))
+    content_hash = hashlib.sha256(repr((table, study.trials)).encode()).hexdigest()[:8]
+    folder = make_report_folder(study.trials, out or RUNS_FOLDER / f"judge-{content_hash}", "judge")
+    write_report_files(study, folder)
+    console = stderr_console()
+    report = report_of(study, folder)
+    for note in write_figures(report, figures_folder):
+        print_line(console, note)
+    show_report(report, folder, console, as_json)
+    return study
+
+
+def _study(table: LossTable, trained_length: int | None, task: str | None, command: str) -> Study:
+    """Return the study of one task of a table. Raises: ValueError if it has several sizes."""
+    studies = studies_of_table(_rows_of_task(table, task), trained_length, command)
+    if len(studies) > 1:
+        sizes_in_words = join_names(f"{size:,}" for size in studies)
+        raise ValueError(
+            f"{table.name} has models of {sizes_in_words} parameters: give a table of one size."
+        )
+    return next(iter(studies.values()))
+
+
+def _rows_of_task(table: LossTable, task: str | None) -> LossTable:
+    """Return the table with the rows of one task. Raises: ValueError if it has several and none is
+    chosen, or lacks the chosen one."""
+    tasks = list(dict.fromkeys(row.task for row in table.rows))
+    if task is not None and task not in tasks:
+        raise ValueError(f"--task: {table.name} has no {task!r}, but {join_names(tasks)}.")
+    if task is None and len(tasks) > 1:
+        raise ValueError(
+            f"{table.name} has losses of {join_names(tasks)}, which are judged one by one: give "
+            f"--task {tasks[0]}, for example."
+        )
+    chosen_task = tasks[0] if task is None else task
+    return table._replace(rows=tuple(row for row in table.rows if row.task == chosen_task))
