@@ -14,7 +14,7 @@ from posenc.compare.options import Options
 from posenc.compare.plan.cost import check_cost
 from posenc.compare.plan.encodings import find_contract_failures, read_encodings
 from posenc.compare.plan.plan import plan_one_trial_per_task
-from posenc.compare.plan.splits import MinimumBytes, split_text
+from posenc.compare.plan.splits import MinimumSizes, split_text
 from posenc.compare.run_study import check_out_folder
 from posenc.files.find_texts import find_text, standard_library_text
 from posenc.tasks.registry import TEXT
@@ -48,7 +48,7 @@ def check_runs(runs: Sequence[Options]) -> None:
 
     Raises: ValueError, OSError.
     """
-    needs: dict[MinimumBytes, Options] = {}
+    needs: dict[MinimumSizes, Options] = {}
     for options in runs:
         assert options.encodings and options.out
         compared = read_encodings(options.encodings)
@@ -56,7 +56,7 @@ def check_runs(runs: Sequence[Options]) -> None:
         check_cost(planned, [each.text for each in compared], 1, 1, yes=True)
         for trial in planned:
             if trial.task == TEXT:
-                need = MinimumBytes(trial.train_length, max(trial.test_lengths), trial.batch)
+                need = MinimumSizes(trial.train_length, max(trial.test_lengths), trial.batch)
                 needs[need] = options
         find_contract_failures(compared, allowed=False)
         check_folder("--out", options.out)

@@ -26,8 +26,9 @@ ALLOWED = {
     # a file whose hash the record names; the logits that our parent process has written
     "posenc/hf/attachment/load.py": {"load_file"},
     "posenc/extend/export/stock_reader.py": {"load_file"},
-    # the text of a run, too large to be read at once
+    # the text of a run, and ordinary files of tokens, too large to be read at once
     "posenc/compare/trial/windows.py": {"memmap"},
+    "posenc/compare/plan/tokens.py": {"memmap"},
     # in a tempfile.TemporaryDirectory, or the folder of texts that only this user can write
     "posenc/bench/measure.py": {"export_chrome_trace", "read_text"},
     "posenc/compare/engines/remote.py": {"symlink_to"},

@@ -18,6 +18,8 @@ ENGINE_OPTIONS = {
     "slurm": ("partition", "max_parallel"),
 }
 """The options that each engine has, of which others have none."""
+TOKEN_TYPES = ("uint16", "uint32")
+"""Types of the ids in a file of tokens without a header."""
 _ACCEPTED_TYPES: dict[Any, tuple[Any, str]] = {
     int: (int, "a whole number"),
     float: (int | float, "a number"),
@@ -54,8 +56,43 @@ class Options:
     text: Annotated[
         list[str] | None,
         option(
-            "File, folder or glob to train and test on, read as bytes; may be repeated.  ",
+            "File, folder or glob to train and test on, read as bytes, or with --tokenizer as "
+            "tokens; may be repeated.  ",
             shown="the source of Python's standard library",
+            panel="Data",
+        ),
+    ] = None
+    tokenizer: Annotated[
+        Path | None,
+        option(
+            "A tokenizer.json, or a Hugging Face folder: the text becomes tokens, and lengths "
+            "count these. A file is a document, which attention does not leave. Losses stay in "
+            "bits per byte.",
+            shown="none: the text is bytes",
+            panel="Data",
+        ),
+    ] = None
+    tokens: Annotated[
+        list[str] | None,
+        option(
+            "File, folder or glob of token ids instead of --text: .bin, as nanoGPT writes, or "
+            ".npy; may be repeated. Names that begin with train, val and test say what is for "
+            "what. Losses are in bits per token, with --tokenizer in bits per byte.  ",
+            shown=False,
+            panel="Data",
+        ),
+    ] = None
+    token_type: Annotated[
+        str,
+        option("Type of the ids in .bin files of --tokens: uint16 or uint32.", panel="Data"),
+    ] = "uint16"
+    document_end: Annotated[
+        int | None,
+        option(
+            "The token that ends a document, with --tokens or --tokenizer: attention does not go "
+            "beyond it.",
+            shown="one that follows each file only",
+            min=0,
             panel="Data",
         ),
     ] = None
@@ -81,7 +118,7 @@ class Options:
         str,
         option(
             "causal: predict the next byte or token, in a decoder. masked: predict 15 % of "
-            "the bytes, which are masked, in an encoder. seq2seq: predict the second half of a "
+            "them, which are masked, in an encoder. seq2seq: predict the second half of a "
             "window, in a decoder that attends to an encoder of the first. The last two are for "
             "text, and for encodings that are defined without a causal mask."
         ),
@@ -89,7 +126,7 @@ class Options:
     train_length: Annotated[
         int | None,
         option(
-            "Length of a training window, in bytes; for a task, the longest in training.",
+            "Length of a training window, in bytes or tokens; for a task, the longest in training.",
             shown="128 for text",
             min=2,
             panel="Data",
@@ -98,8 +135,8 @@ class Options:
     test_lengths: Annotated[
         str | None,
         option(
-            "Lengths of the test windows, in bytes, separated by commas; the training length "
-            "is always included.",
+            "Lengths of the test windows, in bytes or tokens, separated by commas; the training "
+            "length is always included.",
             shown="1, 2, 4 and 8 times the training length for text",
             panel="Data",
         ),
@@ -107,8 +144,9 @@ class Options:
     test_window: Annotated[
         int | None,
         option(
-            "Also read the trained weights with attention limited to the last N bytes, a row of "
-            "its own for each encoding, at the longest length; without training. 0: no such rows.",
+            "Also read the trained weights with attention limited to the last N bytes or tokens, "
+            "a row of its own for each encoding, at the longest length; without training. 0: no "
+            "such rows.",
             shown="the training length for text",
             min=0,
             panel="Data",
@@ -396,6 +434,7 @@ def _check_choices(options: Options) -> None:
     require_choice("--device", options.device, ("auto", "cpu", "cuda"))
     require_choice("--precision", options.precision, ("auto", "float32", "bfloat16"))
     require_choice("--projections", options.projections, PROJECTIONS)
+    require_choice("--token-type", options.token_type, TOKEN_TYPES)
     for name in options.task_names:
         if name != TEXT:
             find_task(name)

@@ -42,8 +42,9 @@ def open_watchers(
 
 
 def unit_of_loss(trial: TrialConfig) -> str:
-    """Return what a trial's loss in bits is counted for: "byte" of a text, "target" of a task."""
-    return "byte" if trial.task == TEXT else "target"
+    """Return what a trial's loss in bits is counted for: "byte" or "token" of a text, "target" of a
+    task."""
+    return trial.loss_unit if trial.task == TEXT else "target"
 
 
 class PlainLines:
@@ -154,7 +155,7 @@ def describe_outcome(trial: TrialConfig, result: TrialResult) -> str:
         f"{case_label}: {'cannot' if score_value is None else f'{score_value:.3f}'}"
         for case_label, score_value in labelled_scores
     )
-    metric = "bits per byte" if trial.is_on_text else "exact match"
+    metric = f"bits per {unit_of_loss(trial)}" if trial.is_on_text else "exact match"
     return f"{describe_trial(trial)}: done; {metric} at {scores_in_words}"
 
 

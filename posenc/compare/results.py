@@ -51,6 +51,7 @@ from typing import Any, Self
 from posenc.compare.given_table import GivenTable
 from posenc.compare.scores import CaseScore, FarScore, LengthScore, PositionScore, Reading
 from posenc.compare.trial.config import ENCODING_LR, MAX_ENTRIES, TrialConfig, check_encoding_name
+from posenc.compare.trial.corpus import CorpusInfo
 from posenc.files.sealed_json import (
     MAX_LETTERS,
     Record,
@@ -162,38 +163,6 @@ class TrialResult(Record):
                 f"expected scores at {_join_lengths(expected)}, its training length first, "
                 f"got {_join_lengths(got)}"
             )
-
-
-@dataclass(frozen=True)
-class CorpusInfo(Record):
-    """The text: sizes in bytes.
-
-    byte_entropy: entropy of its bytes' frequencies, in bits per byte: the loss of a model that
-        knows only these frequencies. None if it was not stored.
-    pair_entropy: entropy of a byte of the training text given the byte before it: the loss of a
-        table of byte pairs on its own text. None if it was not stored.
-    """
-
-    name: str
-    hash: str
-    num_files: int
-    train_bytes: int
-    valid_bytes: int
-    test_bytes: int
-    split: str
-    """Description of the split."""
-    byte_entropy: float | None = field(default=None, compare=False)
-    pair_entropy: float | None = field(default=None, compare=False)
-
-    def check(self) -> None:
-        for name in ("num_files", "train_bytes", "valid_bytes", "test_bytes"):
-            check_count(name, getattr(self, name))
-        for name in ("name", "hash", "split"):
-            check_text_length(name, getattr(self, name), MAX_ENTRIES)
-        for name in ("byte_entropy", "pair_entropy"):
-            bits = getattr(self, name)
-            if bits is not None and not 0 <= bits <= 8:
-                raise ValueError(f"{name} must be from 0 to 8 bits, got {bits:g}.")
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,16 @@ from statistics import fmean
 from matplotlib.figure import Figure
 
 from posenc.command_line.errors import RunFailed
+from posenc.compare.judging.units import UNITS_OF_BYTES, Units, units_of
 from posenc.compare.options import Options, check_options
 from posenc.compare.plan.plan import chosen_budget, make_plan
 from posenc.compare.plan.sizes import LadderSize, count_parameters, ladder_sizes
+from posenc.compare.plan.tokens import token_settings
 from posenc.compare.results import Study, with_labels
 from posenc.compare.rows import rows_of
 from posenc.compare.run_study import RUNS_FOLDER, run_study
 from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.windows import VOCABULARY_SIZE
 from posenc.files.atomic import prepare_page_and_figures
 from posenc.files.find_texts import STUDY_FILE
 from posenc.files.opening import make_folder
@@ -128,7 +131,9 @@ def _options_by_size(options: Options) -> list[tuple[str, Options]]:
             f"--sizes chooses --{stated_options[0].replace('_', '-')}. Leave out one of both."
         )
     steps = chosen_budget(options).steps
-    base_parameters = count_parameters(BASE_WIDTH, BASE_LAYERS)
+    settings = token_settings(options)
+    vocabulary = VOCABULARY_SIZE if settings is None else settings.vocabulary
+    base_parameters = count_parameters(BASE_WIDTH, BASE_LAYERS, vocabulary)
     # Recorded choices are those of one size, so that one rate for all is fairer here.
     base_options = replace(base_options, tune=bool(options.tune))
     return [
@@ -138,7 +143,7 @@ def _options_by_size(options: Options) -> list[tuple[str, Options]]:
                 base_options, size, max(1, round(steps * size.parameters / base_parameters))
             ),
         )
-        for size in ladder_sizes(options.sizes)
+        for size in ladder_sizes(options.sizes, vocabulary)
     ]
 
 
@@ -192,11 +197,13 @@ class SizeLosses:
 
     parameters: of the smallest model, an encoding's own included.
     near, far: at the training length, and of far bytes in the longest windows.
+    units: of the text.
     """
 
     parameters: int
     near: Mapping[str, float]
     far: Mapping[str, float]
+    units: Units = UNITS_OF_BYTES
 
 
 def losses_of_size(study: Study) -> SizeLosses:
@@ -214,6 +221,7 @@ def losses_of_size(study: Study) -> SizeLosses:
         min((row.parameters for row in rows), default=0),
         {name: fmean(bits) for name, bits in near_by_row.items()},
         {name: fmean(bits) for name, bits in far_by_row.items()},
+        units_of(study),
     )
 
 
@@ -270,21 +278,23 @@ def report_of_ladder(sizes: Sequence[SizeLosses]) -> Report:
     """Return the report of sizes, smallest first."""
     sections = []
     sentences = []
-    for place, place_in_words in _PLACES:
+    units = sizes[0].units
+    for place, place_of_bytes in _PLACES:
+        place_in_words = units.write(place_of_bytes)
         losses_of_sizes = [(size.parameters, getattr(size, place)) for size in sizes]
         leads = leads_over_size(losses_of_sizes)
         if not leads:
             continue
         parameter_counts = [count for count, _ in losses_of_sizes]
         sentences.append(lead_sentence(parameter_counts, leads, place_in_words))
-        table = _leads_table(parameter_counts, leads, losses_of_sizes, place, place_in_words)
+        table = _leads_table(parameter_counts, leads, sizes, place, place_in_words)
         plot = Plot(
-            chart_of_leads(parameter_counts, leads),
+            chart_of_leads(parameter_counts, leads, units),
             f"Lead of each row {place_in_words}, by size.",
             name=place,
         )
         sections.append(Section(place_in_words.capitalize(), [table, plot]))
-    sections.append(Section("", [_HOW_TO_READ], is_detail=True))
+    sections.append(Section("", [units.write(_HOW_TO_READ)], is_detail=True))
     headline = " ".join(sentences) or "No two rows finished in all sizes, so no lead is known."
     counts_in_words = " and ".join(f"{size.parameters:,}" for size in sizes)
     facts = {"answer": headline, "sizes": list(sizes)}
@@ -319,22 +329,22 @@ def lead_sentence(
 def _leads_table(
     parameter_counts: Sequence[int],
     leads: Mapping[str, Sequence[float]],
-    losses_of_sizes: Sequence[tuple[int, Mapping[str, float]]],
+    sizes: Sequence[SizeLosses],
     place: str,
     place_in_words: str,
 ) -> Table:
     """Return the table of losses and leads, a row for each row of the studies; the first in the
     largest models stands first."""
     header = ["row"]
-    header += [Heading(f"{count / 1e6:.1f} M", "bits per byte; lead") for count in parameter_counts]
+    second_line = f"{sizes[0].units.bits}; lead"
+    header += [Heading(f"{count / 1e6:.1f} M", second_line) for count in parameter_counts]
     header.append(Heading("slope", "of the lead, for each doubling"))
     rows: list[list[Value]] = []
     for name in sorted(leads, key=lambda name: -leads[name][-1]):
         row: list[Value] = [name]
-        for (_, losses_of_size_by_row), lead in zip(losses_of_sizes, leads[name], strict=True):
-            row.append(
-                Number(losses_of_size_by_row[name], format_spec=".3f", unit=f" ({lead:+.3f})")
-            )
+        for size, lead in zip(sizes, leads[name], strict=True):
+            loss = getattr(size, place)[name]
+            row.append(Number(loss, format_spec=".3f", unit=f" ({lead:+.3f})"))
         slope = slope_per_doubling(parameter_counts, leads[name])
         row.append(None if slope is None else Number(slope, format_spec="+.3f"))
         rows.append(row)
@@ -343,11 +353,13 @@ def _leads_table(
     )
 
 
-def chart_of_leads(parameter_counts: Sequence[int], leads: Mapping[str, Sequence[float]]) -> Chart:
-    """Return the chart of the lead of each row over the number of parameters."""
+def chart_of_leads(
+    parameter_counts: Sequence[int], leads: Mapping[str, Sequence[float]], units: Units
+) -> Chart:
+    """Return the chart of the lead of each row over the number of parameters. units: of losses."""
     names_best_first = sorted(leads, key=lambda name: -leads[name][-1])
     curves = {name: (list(parameter_counts), list(leads[name])) for name in names_best_first}
-    table = long_table("parameters", "lead, bits per byte", curves)
+    table = long_table("parameters", f"lead, {units.bits}", curves)
     return Chart(table, partial(_draw_leads, styles=ranked_styles(names_best_first)))
 
 

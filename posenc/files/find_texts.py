@@ -18,7 +18,7 @@ STUDY_MARK = b'"format": "posenc study '
 """Text near the beginning of that file, which its version follows."""
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 MAX_FILES = 1_000_000
-"""Maximum number of files that the values of --text may name."""
+"""Maximum number of files that the values of an option may name."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ def standard_library_text() -> TextSource:
     return TextSource(f"Python {platform.python_version()} standard library", tuple(sorted(files)))
 
 
-def find_text(patterns: Sequence[str]) -> TextSource:
-    """Return the files that `patterns`, the values of --text, name: files, folders (without hidden
-    files) and globs.
+def find_text(patterns: Sequence[str], option: str = "--text") -> TextSource:
+    """Return the files that `patterns`, the values of an option such as --text, name: files,
+    folders (without hidden files) and globs.
 
     Folders and globs leave out files that comparisons wrote, so that the same command reads the
     same text after its first run.
@@ -67,13 +67,13 @@ def find_text(patterns: Sequence[str]) -> TextSource:
             num_found += 1
             if num_found > MAX_FILES:
                 raise ValueError(
-                    f"--text: more than {MAX_FILES:,} files, the last in {pattern}. Join them into "
-                    "fewer."
+                    f"{option}: more than {MAX_FILES:,} files, the last in {pattern}. Join them "
+                    "into fewer."
                 )
             paths[file.resolve()] = None
         if num_found == count_before:
             raise ValueError(
-                f"{_why_no_file(pattern)}: {pattern}. --text takes files, folders and globs."
+                f"{_why_no_file(pattern)}: {pattern}. {option} takes files, folders and globs."
             )
     root = Path(os.path.commonpath([path.parent for path in paths]))
     names_and_paths = sorted(

@@ -91,6 +91,20 @@ class Decoder(Stack):
         return F.linear(x, self.tokens.weight) if self.head is None else self.head(x)
 
 
+def mask_of_documents(model: nn.Module, documents: Int[Tensor, "batch len"]) -> Mask:
+    """Return the mask that a decoder or encoder has by default, without keys of other documents.
+
+    documents: the number of each token's document in its row.
+
+    >>> model = posenc.Decoder(posenc.DecoderConfig(256, 64, num_layers=1, num_heads=4), "rope")
+    >>> mask_of_documents(model, torch.tensor([[0, 0, 1]])).tensor(3).int()
+    tensor([[1, 0, 0],
+            [1, 1, 0],
+            [0, 0, 1]], dtype=torch.int32)
+    """
+    return model.default_mask & masks.document(documents)  # type: ignore[operator]
+
+
 class WindowedDecoder(nn.Module):
     """Run a decoder with every attention limited to the last `window` tokens, the query's own
     included.
@@ -110,7 +124,7 @@ class WindowedDecoder(nn.Module):
     def __init__(self, model: Decoder, window: int) -> None:
         super().__init__()
         self.model = model
-        self.mask = masks.causal & masks.sliding_window(window)
+        self.default_mask = masks.causal & masks.sliding_window(window)
 
     @property
     def encoding(self) -> PositionEncoding:
@@ -118,7 +132,11 @@ class WindowedDecoder(nn.Module):
         return self.model.encoding
 
     def forward(
-        self, tokens: Int[Tensor, "batch len"], length: int | None = None
+        self,
+        tokens: Int[Tensor, "batch len"],
+        length: int | None = None,
+        mask: Mask | None = None,
     ) -> Float[Tensor, "batch len vocab_size"]:
-        """Return the logits of the next token after each token."""
-        return self.model(tokens, mask=self.mask, length=length)
+        """Return the logits of the next token after each token. mask: replaces `default_mask`, so
+        combine it with that by `&`."""
+        return self.model(tokens, mask=self.default_mask if mask is None else mask, length=length)

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from posenc.compare.plan.splits import MinimumBytes, split_text
+from posenc.compare.plan.splits import MinimumSizes, split_text
 from posenc.compare.plan.time_estimate import measure_kinds
 from posenc.compare.progress import EventFile
 from posenc.compare.results import Timing, TrialResult
@@ -224,7 +224,7 @@ def test_nothing_grows_through_a_link(tmp_path, victim, writer, trap):
 def text_copy(folder):
     source = folder.parent / "text.txt"
     source.write_text("the quick brown fox. " * 200)
-    cut = split_text(find_text([str(source)]), MinimumBytes(8, 8, 1), folder)
+    cut = split_text(find_text([str(source)]), MinimumSizes(8, 8, 1), folder)
     target = folder / f"corpus-{cut.info.hash}"
     return target, lambda: cut.write(folder)
 

@@ -15,7 +15,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from posenc.command_line.errors import one_line
-from posenc.compare.trial.result_files import CHECKPOINT_FILE, Cursor
+from posenc.compare.trial.result_files import CHECKPOINT_FILE, TOKENIZER_FILE, Cursor
 from posenc.files.atomic import is_partial, write_atomically
 from posenc.files.opening import (
     make_folder,
@@ -223,9 +223,10 @@ def _names_with_result_last(names: Iterable[str]) -> list[str]:
 
 
 def _hash_text_files(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of symbols (*.u16) in the folder of a text, by its name; {}
-    for a folder that is not there."""
-    files = sorted(folder.glob("*.u16"))
+    """Return the SHA-256 of each file of symbols (*.u16 or *.u32), and of the tokenizer, in the
+    folder of a text, by its name; {} for a folder that is not there."""
+    patterns = ("*.u16", "*.u32", TOKENIZER_FILE)
+    files = sorted(path for pattern in patterns for path in folder.glob(pattern))
     return {path.name: hashlib.sha256(read_file_bytes(path, None)).hexdigest() for path in files}
 
 

@@ -24,6 +24,7 @@ from posenc.compare.judging.standing import (
     standing_of_tasks,
 )
 from posenc.compare.judging.summary import has_learned, summarise, summarise_tasks
+from posenc.compare.judging.units import units_of
 from posenc.compare.results import Study, with_labels
 from posenc.tasks.registry import TEXT
 
@@ -50,8 +51,11 @@ def conclude(study: Study) -> Study:
         tasks=summarise_tasks(labelled_study),
     )
     labelled_study = replace(labelled_study, summary=study.summary)
+    units = units_of(study)
     return replace(
-        study, recommendation=answer(labelled_study), limits=limits_in_words(labelled_study)
+        study,
+        recommendation=units.write(answer(labelled_study)),
+        limits=units.write(limits_in_words(labelled_study)),
     )
 
 

@@ -389,8 +389,7 @@ def _byte_table_that_no_model_beats(text_study: Study, near: Standing) -> ByteTa
     lowest_loss = near.mean(near.order[0])
     if text_study.corpus is None:
         return None
-    tables = ((1, text_study.corpus.byte_entropy), (2, text_study.corpus.pair_entropy))
-    for order, bits in tables:
+    for order, bits in enumerate(text_study.corpus.bits_of_tables, 1):
         if bits is not None and not lowest_loss < bits:
             return ByteTable(order, bits)
     return None

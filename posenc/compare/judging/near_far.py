@@ -182,12 +182,14 @@ def standing_by_column(study: Study) -> dict[str, Standing]:
 def far_place_in_words(study: Study) -> str:
     """Return the words for the far bytes of a text: `the last 128 of 1,024 bytes`."""
     config = study.trials[0]
-    return f"the last {config.train_length:,} of {max(config.test_lengths):,} bytes"
+    longest_length = max(config.test_lengths)
+    return f"the last {config.train_length:,} of {longest_length:,} {config.length_unit}"
 
 
 def _near_place_in_words(study: Study) -> str:
     """Return the words for the bytes at the training length: `128 bytes`."""
-    return f"{study.trials[0].train_length:,} bytes"
+    config = study.trials[0]
+    return f"{config.train_length:,} {config.length_unit}"
 
 
 def _rows_that_count(text_study: Study, failure_counts: Mapping[str, tuple[int, int]]) -> list[Row]:

@@ -193,13 +193,12 @@ def standing_at(study: Study, length: int) -> Standing | None:
     losses = {name: losses[name] for name in study.encodings if name in losses}
     if not losses:
         return None
-    train_length = study.of_task(TEXT).trials[0].train_length
+    trial = study.of_task(TEXT).trials[0]
     pairs = PairwiseComparison(
-        losses, "text", prior=NEAR_PRIOR if length == train_length else FAR_PRIOR
+        losses, "text", prior=NEAR_PRIOR if length == trial.train_length else FAR_PRIOR
     )
-    return Standing(
-        f"{length:,} bytes", pairs, window_losses=mean_loss_by_window(window_losses), margin=MARGIN
-    )
+    where = f"{length:,} {trial.length_unit}"
+    return Standing(where, pairs, window_losses=mean_loss_by_window(window_losses), margin=MARGIN)
 
 
 def order_by_standings(study: Study, standings: Iterable[Standing]) -> list[str]:
@@ -340,7 +339,8 @@ def _ranking_keys(study: Study, task: str) -> NumbersBySeed:
     if task == TEXT:
         sort_keys: NumbersBySeed = {}
         # A model that has learned less than the frequencies of bytes has not learned the text.
-        loss_of_frequencies = (study.corpus and study.corpus.byte_entropy) or math.inf
+        bits_of_frequencies = None if study.corpus is None else study.corpus.bits_of_tables[0]
+        loss_of_frequencies = bits_of_frequencies or math.inf
         for result in results_that_count(task_study):
             near_loss, *far_losses = (score.bits_per_byte for score in result.by_length)
             known_far_losses = [value for value in far_losses if value is not None]

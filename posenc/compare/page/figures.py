@@ -18,6 +18,7 @@ from posenc.compare.judging.standing import (
     standing_at,
 )
 from posenc.compare.judging.summary import group_by_task, has_learned
+from posenc.compare.judging.units import Units, units_of
 from posenc.compare.results import CaseSummary, PositionScore, Study, TaskSummary, TrialResult
 from posenc.compare.rows import Row, row_name, rows_by_name
 from posenc.compare.trial.config import TrialConfig
@@ -68,6 +69,7 @@ class LossCurves(NamedTuple):
     curves: the columns of each curve by its name: x and bits per byte, and with bars their ends.
     draw: makes the figure from the table of the curves and the argument `styles`.
     has_bars: True if the columns LOW and HIGH follow in each curve.
+    y_label: the unit of the losses.
     """
 
     name: str
@@ -76,6 +78,15 @@ class LossCurves(NamedTuple):
     curves: Mapping[str, Sequence[Sequence[float]]]
     draw: Callable[..., Figure]
     has_bars: bool = False
+    y_label: str = Units().bits
+
+    def for_units(self, units: Units) -> "LossCurves":
+        """Return the curves with their words, which are those of bytes, in these units."""
+        return self._replace(
+            caption=units.write(self.caption),
+            x_label=units.write(self.x_label),
+            y_label=units.bits,
+        )
 
 
 def curve_plots(study: Study) -> Iterator[Plot]:
@@ -89,7 +100,8 @@ def curve_plots(study: Study) -> Iterator[Plot]:
     ]
     names = encodings_best_first(study)
     styles = _with_readings(ranked_styles(names))
-    for loss_curves in all_curves:
+    units = units_of(study)
+    for loss_curves in (curves.for_units(units) for curves in all_curves):
         chart = chart_of_losses(loss_curves, styles)
         yield Plot(chart, loss_curves.caption, name=loss_curves.name)
 
@@ -97,7 +109,7 @@ def curve_plots(study: Study) -> Iterator[Plot]:
 def chart_of_losses(loss_curves: LossCurves, styles: Styles) -> Chart:
     """Return the chart of curves; styles: by the name of a curve."""
     ends_of_bars = (LOW, HIGH) if loss_curves.has_bars else ()
-    table = long_table(loss_curves.x_label, "bits per byte", loss_curves.curves, *ends_of_bars)
+    table = long_table(loss_curves.x_label, loss_curves.y_label, loss_curves.curves, *ends_of_bars)
     return Chart(table, partial(loss_curves.draw, styles=styles))
 
 

@@ -13,6 +13,7 @@ from posenc.compare.judging.answer import answer_and_choices
 from posenc.compare.judging.context_use import context_use
 from posenc.compare.judging.near_far import standings
 from posenc.compare.judging.standing import Standing, standing_of_task, standing_of_tasks
+from posenc.compare.judging.units import units_of
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.rows import rows_by_name
 from posenc.compare.scores import FarScore
@@ -57,7 +58,7 @@ def _standing_objects(study: Study) -> list[dict[str, Any]]:
     text_study = study.of_task(TEXT)
     if text_study.finished:
         standing_objects += [
-            _standing_object(standing, "bits per byte") for standing in standings(text_study)
+            _standing_object(standing, units_of(study).bits) for standing in standings(text_study)
         ]
     for task in study.sequence_tasks:
         standing = standing_of_task(study, task)
@@ -67,8 +68,8 @@ def _standing_objects(study: Study) -> list[dict[str, Any]]:
 
 
 def _context_objects(study: Study) -> dict[str, dict[str, Any]]:
-    """Return, by row of the text, how many bytes of context it uses, see ContextUse; rows whose far
-    bytes were not measured are left out."""
+    """Return, by row of the text, how many bytes, or tokens, of context it uses, see ContextUse;
+    rows whose far targets were not measured are left out."""
     object_by_row = {}
     for name, rows in rows_by_name(study).items():
         use = context_use(rows)
@@ -77,6 +78,7 @@ def _context_objects(study: Study) -> dict[str, dict[str, Any]]:
                 "more_than": use.more_than,
                 "at_most": use.at_most,
                 "windows": [use.near_length, use.longest_length],
+                "unit": units_of(study).length,
                 "saved": use.saved.value,
                 "half_over_windows": _finite_or_none(use.saved.half_width),
             }
@@ -151,7 +153,8 @@ COLUMNS = ("measure", "at", "bits_per_byte", "note", "tokens_per_second")
 
 def csv_text(study: Study) -> str:
     """Return one row per number: which trial, what was measured, at which length, position or step.
-    The column bits_per_byte holds the scores of tasks too, which are shares between 0 and 1."""
+    The column bits_per_byte holds the scores of tasks too, which are shares between 0 and 1, and of
+    tokens whose bytes are not known bits per token: their column tokenizer is empty."""
     csv_stream = io.StringIO()
     setting_names = [f.name for f in dataclasses.fields(study.trials[0])]
     writer = csv.writer(csv_stream, lineterminator="\n")

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from posenc.compare.judging.near_far import standings
 from posenc.compare.judging.summary import group_by_task
+from posenc.compare.judging.units import units_of
 from posenc.compare.page import figures
 from posenc.compare.page.numbers import csv_text, facts_of
 from posenc.compare.page.settings import facts_to_repeat, paper_links, specs_table, tuning_sections
@@ -64,11 +65,11 @@ def _subtitle(study: Study) -> str:
         config = study.of_task(TEXT).trials[0]
         longest_length = max(config.test_lengths)
         parts.append(
-            f"Trained on {config.train_length:,} bytes at a time, tested up to {longest_length:,}. "
-            f"Text: {study.corpus.name}."
+            f"Trained on {config.train_length:,} {config.length_unit} at a time, tested up to "
+            f"{longest_length:,}. Text: {study.corpus.name}."
         )
         if note := objective_of(config).scoring_note:
-            parts.append(note)
+            parts.append(units_of(study).write(note))
     if study.sequence_tasks:
         tasks_in_words = ", ".join(study.sequence_tasks)
         parts.append(f"Trained on short sequences, tested on longer ones: {tasks_in_words}.")
@@ -119,7 +120,7 @@ def _sections(study: Study) -> Iterator[Section]:
         yield Section("", [HOW_TO_READ_TASKS], is_detail=True)
     if study.summary:
         yield Section("Text", [text_table(text_study)])
-        yield Section("", [HOW_TO_READ_TEXT], is_detail=True)
+        yield Section("", [units_of(study).write(HOW_TO_READ_TEXT)], is_detail=True)
         yield from reading_sections(text_study)
         yield Section(
             "Curves", [*figures.curve_plots(text_study), curve_table(text_study)], is_detail=True
@@ -145,7 +146,8 @@ def _failed_table(study: Study) -> Table:
 def _details(study: Study) -> Iterator[Block]:
     """Yield what the page unfolds: every seed, settings, how to repeat it."""
     if study.summary:
-        tables = map(seeds_table, standings(study.of_task(TEXT)))
+        units = units_of(study)
+        tables = [seeds_table(standing, units) for standing in standings(study.of_task(TEXT))]
         yield Fold("Every seed, and both intervals", [*tables, NOTE_ON_INTERVALS])
     if study.finished and study.table is None:
         yield Fold("The settings of every encoding", [specs_table(study)])

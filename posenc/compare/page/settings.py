@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from posenc.compare.judging.tuning import pairs_turned_by_rates, pairs_turned_by_tuning
+from posenc.compare.judging.units import units_of
 from posenc.compare.results import (
     RATE_FACTORS,
     RateCheck,
@@ -14,7 +15,7 @@ from posenc.compare.results import (
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.run_trial import window_of_rotated_layers
 from posenc.report.report import Block, Heading, Links, Number, Section, Table, Value
-from posenc.tasks.registry import TASKS
+from posenc.tasks.registry import TASKS, TEXT
 
 _PAPER_PATTERN = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 _OMITTED_KEYS = {"name", "class", "source", "parameters shared by", "num_heads", "head_dim"}
@@ -41,7 +42,7 @@ def tuning_sections(study: Study) -> Iterator[Section]:
         yield Section("", [_HOW_TUNED], is_detail=True)
     else:
         yield Section("Learning rates", [_rate_table(study.rates)])
-        yield Section("", [_HOW_RATES_WERE_TRIED], is_detail=True)
+        yield Section("", [units_of(study).write(_HOW_RATES_WERE_TRIED)], is_detail=True)
 
 
 def _tuning_blocks(study: Study) -> Iterator[Block]:
@@ -54,7 +55,7 @@ def _tuning_blocks(study: Study) -> Iterator[Block]:
         "setting taken",
         Heading("learning rate", "of the model"),
         Heading("rate of tables", "in multiples of it"),
-        Heading("chosen", "bits per byte, validation"),
+        Heading("chosen", f"{units_of(study).bits}, validation"),
         Heading("usual", _untuned_in_words(study.rates)),
         Heading("one rate", "the usual setting, tables at the model's rate"),
         Heading("edges that won", "beyond which may be better"),
@@ -235,9 +236,25 @@ def _text_facts(study: Study) -> dict[str, str]:
     return {
         "text": f"{corpus.name}, {corpus.num_files:,} {file_word}, hash {corpus.hash}",
         "split": (
-            f"{corpus.split}: {corpus.train_bytes:,} bytes to train on, {corpus.valid_bytes:,} to "
-            f"validate, {corpus.test_bytes:,} to test"
+            f"{corpus.split}: {corpus.size_in_words('train')} to train on, "
+            f"{corpus.size_in_words('valid')} to validate, {corpus.size_in_words('test')} to test"
         ),
+        **_token_facts(study),
+    }
+
+
+def _token_facts(study: Study) -> dict[str, str]:
+    """Return the facts of a text of tokens; {} for bytes."""
+    trial = study.of_task(TEXT).trials[0]
+    if not trial.vocabulary or study.corpus is None:
+        return {}
+    tokenizer = study.corpus.tokenizer
+    of_tokenizer = f" of {tokenizer}, hash {trial.tokenizer}" if tokenizer else ""
+    return {
+        "tokens": (
+            f"{trial.vocabulary:,}{of_tokenizer}; {trial.document_end} ends a document, which "
+            "attention does not leave"
+        )
     }
 
 
@@ -252,7 +269,7 @@ def _model_fact(config: TrialConfig) -> str:
 def _training_fact(trial: TrialConfig, study: Study) -> tuple[str, str]:
     """Return how the trials of this one's task were trained, as the name of a fact and its text."""
     fact_name = "training" if trial.is_on_text else f"training on {trial.task}"
-    unit = "bytes" if trial.is_on_text else TASKS[trial.task].length_unit
+    unit = trial.length_unit if trial.is_on_text else TASKS[trial.task].length_unit
     peaks = sorted({t.lr for t in study.trials if t.task == trial.task})
     rate_text = f"peak learning rate {peaks[0]:g}"
     if len(peaks) > 1:

@@ -18,6 +18,7 @@ from posenc.compare.judging.near_far import (
 from posenc.compare.judging.sentences import range_of_context
 from posenc.compare.judging.standing import Standing, order_by_standings, ranks_without_a_task
 from posenc.compare.judging.summary import REACH_TOLERANCE, bits_saved_by_doubling
+from posenc.compare.judging.units import Units, units_of
 from posenc.compare.page import figures
 from posenc.compare.results import CaseSummary, Study, TaskSummary
 from posenc.compare.rows import EqualTime, Row, at_equal_time, rows_by_name, rows_of
@@ -67,11 +68,12 @@ def text_table(study: Study) -> Table:
     lengths = study.trials[0].test_lengths[1:]
     # Encodings that fail the contract may be all that were measured on far bytes.
     has_far = places.far is not None or any(row.far_by_length for row in rows_of(study))
+    units = units_of(study)
     header = [
         "encoding",
-        Heading(f"{study.trials[0].train_length:,} bytes", "bits per byte"),
-        *([Heading(far_place_in_words(study), "bits per byte")] if has_far else []),
-        *(Heading(f"{length:,} bytes", "mean over the window") for length in lengths),
+        Heading(f"{study.trials[0].train_length:,} {units.length}", units.bits),
+        *([Heading(far_place_in_words(study), units.bits)] if has_far else []),
+        *(Heading(f"{length:,} {units.length}", "mean over the window") for length in lengths),
         Heading("parameters", "of the whole model"),
         Heading("tokens/s", "in training, one process"),
         Heading("seeds", "that finished"),
@@ -93,7 +95,8 @@ def text_table(study: Study) -> Table:
     caption = f"Best first. {describe_detectable_difference(study)}"
     if has_far:
         caption += (
-            " The two judged columns are of different bytes of the text: compare rows, not columns."
+            f" The two judged columns are of different {units.length} of the text: compare rows, "
+            "not columns."
         )
     return Table(header, table_rows, caption, as_cards=True, name="text")
 
@@ -230,10 +233,12 @@ def _gap_from_first(standing: Standing, name: str) -> Number:
 def curve_table(study: Study) -> Table:
     """Return what can be read from the curves, a row for each encoding."""
     saved_bits = bits_saved_by_doubling(study)
+    units = units_of(study)
+    most_rise = f"{REACH_TOLERANCE - 1:.0%}"
     header = [
         "encoding",
-        Heading("reach", f"bytes up to which the loss rises by at most {REACH_TOLERANCE - 1:.0%}"),
-        Heading("a doubling of the steps saved", "bits per byte, estimated"),
+        Heading("reach", f"{units.length} up to which the loss rises by at most {most_rise}"),
+        Heading("a doubling of the steps saved", f"{units.bits}, estimated"),
     ]
     rows = []
     order = encodings_best_first(study)
@@ -247,8 +252,9 @@ def curve_table(study: Study) -> Table:
     return Table(header, rows, "What the curves show, by encoding.", as_cards=True, name="curves")
 
 
-def seeds_table(standing: Standing) -> Table:
-    """Return a table of every seed, and of differences from the first with both intervals."""
+def seeds_table(standing: Standing, units: Units) -> Table:
+    """Return a table of every seed, and of differences from the first with both intervals. units:
+    of the text."""
     first = standing.order[0]
     rows = []
     for name in standing.order:
@@ -274,7 +280,7 @@ def seeds_table(standing: Standing) -> Table:
         "verdict",
     ]
     place_slug = standing.where.replace(",", "").replace(" ", "-")
-    caption = f"Bits per byte {sentences.with_preposition(standing.where)}."
+    caption = units.write(f"Bits per byte {sentences.with_preposition(standing.where)}.")
     return Table(header, rows, caption, as_cards=True, name=f"seeds-at-{place_slug}")
 
 
@@ -284,10 +290,11 @@ def reading_sections(study: Study) -> Iterator[Section]:
     rows = rows_of(study)
     if not any(row.far_by_length for row in rows):
         if any(len(row.trial.test_lengths) > 1 for row in rows):
-            yield Section("", ["Losses on far bytes alone were not measured in this run."])
+            far_targets = f"far {units_of(study).length}"
+            yield Section("", [f"Losses on {far_targets} alone were not measured in this run."])
         return
     yield Section("What far context saves, and what rows cost", [*_row_blocks(study, rows)])
-    yield Section("", [_HOW_TO_READ_ROWS], is_detail=True)
+    yield Section("", [units_of(study).write(_HOW_TO_READ_ROWS)], is_detail=True)
 
 
 def _row_blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
@@ -295,13 +302,14 @@ def _row_blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
     trial = rows[0].trial
     longest_length = max(trial.test_lengths)
     equal_time = at_equal_time(study)
+    units = units_of(study)
     header = [
         "row",
-        Heading("near context", f"bits per byte, {far_place_in_words(study)}"),
-        Heading("far context saves", "bits per byte"),
-        Heading("context used", "bytes"),
+        Heading("near context", f"{units.bits}, {far_place_in_words(study)}"),
+        Heading("far context saves", units.bits),
+        Heading("context used", units.length),
         Heading("costs", _base_of_costs(equal_time)),
-        Heading("equal time", "bits per byte, validation; range"),
+        Heading("equal time", f"{units.bits}, validation; range"),
     ]
     ordered_rows = sorted(
         rows_by_name(study).items(), key=lambda item: _sort_key(item[1], longest_length)
@@ -315,7 +323,7 @@ def _row_blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
     elif equal_time is not None:
         measured_at = (
             f"with {trial.precision} on the {trial.device} of this run at "
-            f"{trial.train_length:,} bytes"
+            f"{trial.train_length:,} {units.length}"
         )
         caption += (
             f" Costs are multiples of {equal_time.cheapest}'s training time, {measured_at}; "
@@ -329,9 +337,9 @@ def _row_blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
     } - {0}
     if window_counts and max(window_counts) < (trial.num_windows or 0):
         yield (
-            f"The far bytes are those of {max(window_counts)} windows, not {trial.num_windows}: "
-            f"the test text has room for no more of {longest_length:,} bytes, so its intervals are "
-            "wide."
+            f"The far {units.length} are those of {max(window_counts)} windows, not "
+            f"{trial.num_windows}: the test text has room for no more of {longest_length:,} "
+            f"{units.length}, so its intervals are wide."
         )
 
 
@@ -445,18 +453,19 @@ def matrix_of_tasks(study: Study) -> Table:
         )
         row.append(f"{num_learned_by_every_seed} of {len(study.sequence_tasks)}")
         rows.append(row)
-    header = ["encoding", *map(_heading_of_column, standing_of_column)]
+    units = units_of(study)
+    header = ["encoding", *(_heading_of_column(key, units) for key in standing_of_column)]
     header.append(Heading("tasks learned", "by every seed"))
     return Table(header, rows, "Best first.", as_cards=True, name="tasks")
 
 
-def _heading_of_column(key: str) -> Heading:
+def _heading_of_column(key: str, units: Units) -> Heading:
     """Return the heading of a column: its key is "all", a task, or a length of the text in
-    words."""
+    words. units: of the text."""
     if key == "all":
         return Heading("all tasks", "mean rank, 1 is best")
     if key not in TASKS:
-        return Heading(f"text, {key}", "bits per byte, lower is better")
+        return Heading(f"text, {key}", f"{units.bits}, lower is better")
     return Heading(key, TASKS[key].metric)
 
 

@@ -107,8 +107,8 @@ def opening_sentence(study: Study, workers: int, folder: Path, seconds: int | No
     ]
     if corpus is not None:
         parts[0] += (
-            f" on {corpus.name}: {corpus.train_bytes:,} bytes to train on, {corpus.test_bytes:,} "
-            f"to test, split {corpus.split}"
+            f" on {corpus.name}: {corpus.size_in_words('train')} to train on, "
+            f"{corpus.size_in_words('test')} to test, split {corpus.split}"
         )
     if seconds is not None:
         workers_in_words = (
@@ -145,7 +145,7 @@ def _describe_rows(trial: TrialConfig) -> str:
     """Return in words what the rows of a batch are: `windows of 128 bytes`."""
     length = max_row_tokens(trial)
     if trial.task == TEXT:
-        return f"windows of {length:,} bytes"
+        return f"windows of {length:,} {trial.length_unit}"
     return f"sequences of {length:,} tokens"
 
 

@@ -23,6 +23,7 @@ from posenc.compare.defaults import (
     Budget,
 )
 from posenc.compare.options import Options, check_options
+from posenc.compare.plan.check_text import check_content
 from posenc.compare.plan.cost import check_cost
 from posenc.compare.plan.encodings import (
     ComparedEncoding,
@@ -35,12 +36,19 @@ from posenc.compare.plan.encodings import (
 from posenc.compare.plan.equal_tuning import RecordedChoices, Search, recorded_choices
 from posenc.compare.plan.learning_rate_search import check_rates, rate_trials
 from posenc.compare.plan.sizes import decoder_sizes
-from posenc.compare.plan.splits import MinimumBytes, TextSplits, check_content, split_text
+from posenc.compare.plan.splits import MinimumSizes, TextSplits, split_text
+from posenc.compare.plan.tokens import (
+    Tokens,
+    encode_text,
+    find_token_files,
+    read_token_files,
+    token_settings,
+)
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.objectives import OBJECTIVES, Objective
 from posenc.encodings import ModelShape, PerLayer, create
 from posenc.files.atomic import prepare_page_and_figures
-from posenc.files.find_texts import find_text, standard_library_text
+from posenc.files.find_texts import TextSource, find_text, standard_library_text
 from posenc.machine import hardware
 from posenc.tasks.registry import TASKS, TEXT
 from posenc.tasks.task import Task
@@ -99,7 +107,8 @@ class Plan:
         unless options choose otherwise. None if an encoding of the plan has none, which would not
         be tuned as the others are."""
         options = self.options
-        has_other_choice = options.tune is not None or options.search_lr or options.text
+        has_other_text = options.text or options.tokens or options.tokenizer
+        has_other_choice = options.tune is not None or options.search_lr or has_other_text
         if has_other_choice or [trial.task for trial in self.task_trials] != [TEXT]:
             return None
         return recorded_choices(self.task_trials[0], self.compared)
@@ -197,14 +206,27 @@ def with_text(plan: Plan, folder: Path) -> Plan:
     trial = next((trial for trial in plan.task_trials if trial.task == TEXT), None)
     if trial is None:
         return plan
-    source = find_text(plan.options.text) if plan.options.text else standard_library_text()
-    note = check_content(source) if plan.options.text else ""
-    notes = (*plan.notes, f"{note}.") if note else plan.notes
-    need = MinimumBytes(trial.train_length, max(trial.test_lengths), trial.batch)
-    splits = split_text(source, need, folder)
+    source, tokens, notes = _read_text(plan.options)
+    need = MinimumSizes(trial.train_length, max(trial.test_lengths), trial.batch, trial.length_unit)
+    splits = split_text(source, need, folder, tokens)
     text_hash = splits.info.hash
     trials = [replace(t, corpus=text_hash) if t.task == TEXT else t for t in plan.task_trials]
-    return replace(plan, splits=splits, task_trials=tuple(trials), notes=notes)
+    return replace(plan, splits=splits, task_trials=tuple(trials), notes=(*plan.notes, *notes))
+
+
+def _read_text(options: Options) -> tuple[TextSource, Tokens | None, tuple[str, ...]]:
+    """Return the files of the text, their tokens (None for bytes), and notes for the user.
+
+    Raises: ValueError for a text that cannot be read, or has nothing to learn.
+    """
+    settings = token_settings(options)
+    if options.tokens is not None and settings is not None:
+        source = find_token_files(options)
+        return source, read_token_files(source, settings, options.token_type), ()
+    source = find_text(options.text) if options.text else standard_library_text()
+    note = check_content(source) if options.text else ""
+    tokens = None if settings is None else encode_text(source, settings)
+    return source, tokens, (f"{note}.",) if note else ()
 
 
 def chosen_budget(options: Options) -> Budget:
@@ -283,10 +305,12 @@ def _check_options_of_tasks(options: Options, task_names: Sequence[str]) -> None
             "--compile is for text: batches of tasks differ in length, and each length would be "
             "compiled. Leave it out, or compare on text only."
         )
-    if TEXT not in task_names and options.text:
-        raise ValueError(
-            "--text: none of the tasks reads a text. Add --task text, or leave it out."
-        )
+    for name in ("text", "tokenizer", "tokens", "document_end"):
+        if TEXT not in task_names and getattr(options, name) is not None:
+            raise ValueError(
+                f"--{name.replace('_', '-')}: none of the tasks reads a text. Add --task text, or "
+                "leave it out."
+            )
 
 
 def _shared_fields(options: Options, encoding: str) -> dict[str, Any]:
@@ -309,6 +333,7 @@ def _shared_fields(options: Options, encoding: str) -> dict[str, Any]:
         )
     device, precision = _device_and_precision(options)
     common_names = {f.name for f in fields(TrialConfig)} & {f.name for f in fields(Options)}
+    common_names -= {"tokenizer", "document_end"}  # of a text; see `token_settings`
     return {name: getattr(options, name) for name in common_names} | {
         "encoding": encoding,
         "seed": 0,
@@ -371,6 +396,8 @@ def _plan_trial(task_name: str, options: Options, shared_fields: dict[str, Any])
         tune_steps = _tune_steps(options, test_lengths, sizes["steps"])
         task_fields = {"task": TEXT, "test_lengths": test_lengths, "test_window": test_window}
         task_fields |= {"tune_steps": tune_steps}
+        settings = token_settings(options)
+        task_fields |= {} if settings is None else settings.trial_fields
         return TrialConfig(**shared_fields | sizes | task_fields)
     test_lengths = tuple(length for length in task.test_lengths if length >= train_length)
     if options.test_lengths is not None or train_length != task.train_length:
@@ -429,7 +456,7 @@ def _test_window(options: Options, train_length: int, lengths: Sequence[int]) ->
     if options.test_window >= max(lengths):
         raise ValueError(
             f"--test-window {options.test_window} hides nothing in tests of up to "
-            f"{max(lengths)} bytes. Give a smaller window, or longer --test-lengths."
+            f"{max(lengths)}. Give a smaller window, or longer --test-lengths."
         )
     return options.test_window
 
@@ -475,7 +502,7 @@ def _check_bidirectional(
         if build_encoding(entry.text, shape).claims.causal_only:
             raise ValueError(
                 f"--objective {objective.name}: {entry.label} works in causal attention only; if a "
-                "byte also sees later ones, it is undefined or blind to order. Leave it out."
+                "symbol also sees later ones, it is undefined or blind to order. Leave it out."
             )
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from posenc.compare.defaults import DECODER_SIZES
 from posenc.compare.options import Options
+from posenc.compare.trial.windows import VOCABULARY_SIZE
 from posenc.hf.checkpoint.check_config import read_text_config
 
 _CONFIG_KEYS = {
@@ -132,8 +133,8 @@ class LadderSize(NamedTuple):
     parameters: int
 
 
-def ladder_sizes(text: str) -> list[LadderSize]:
-    """Return the models of --sizes, smallest first.
+def ladder_sizes(text: str, vocabulary: int = VOCABULARY_SIZE) -> list[LadderSize]:
+    """Return the models of --sizes, smallest first. vocabulary: number of different symbols.
 
     Rule: a width of whole heads of HEAD_CHANNELS channels, about width / 32 layers (one more or
     less, at least LEAST_LAYERS), the one whose parameters are nearest to the size.
@@ -145,7 +146,8 @@ def ladder_sizes(text: str) -> list[LadderSize]:
     of the rule has.
     """
     names = [name.strip() for name in text.split(",")]
-    sizes = sorted(map(_ladder_size, names), key=lambda size: size.parameters)
+    models = [_ladder_size(name, vocabulary) for name in names]
+    sizes = sorted(models, key=lambda size: size.parameters)
     widths_and_layers = {(size.width, size.layers) for size in sizes}
     if len(widths_and_layers) < 2 or len(widths_and_layers) < len(sizes):
         raise ValueError(
@@ -155,7 +157,7 @@ def ladder_sizes(text: str) -> list[LadderSize]:
     return sizes
 
 
-def _ladder_size(name: str) -> LadderSize:
+def _ladder_size(name: str, vocabulary: int) -> LadderSize:
     """Return the model of one size, see `ladder_sizes`."""
     match = _SIZE_PATTERN.fullmatch(name)
     asked_parameters = float(match[1]) * _UNITS[match[2]] if match else 0.0
@@ -167,7 +169,8 @@ def _ladder_size(name: str) -> LadderSize:
         width = heads * HEAD_CHANNELS
         usual_layers = max(LEAST_LAYERS, round(width / 32))
         for layers in range(max(LEAST_LAYERS, usual_layers - 1), usual_layers + 2):
-            models.append(LadderSize(name, width, layers, heads, count_parameters(width, layers)))
+            parameters = count_parameters(width, layers, vocabulary)
+            models.append(LadderSize(name, width, layers, heads, parameters))
     nearest = min(models, key=lambda size: abs(size.parameters - asked_parameters))
     if abs(nearest.parameters - asked_parameters) > MAX_SIZE_DEVIATION * asked_parameters:
         raise ValueError(
@@ -177,7 +180,7 @@ def _ladder_size(name: str) -> LadderSize:
     return nearest
 
 
-def count_parameters(width: int, layers: int, vocabulary: int = 257) -> int:
+def count_parameters(width: int, layers: int, vocabulary: int = VOCABULARY_SIZE) -> int:
     """Return the parameters of the decoder without those of its encoding: in each layer four
     matrices of attention, three of a gated feed-forward and two norms; a table of tokens, a head,
     and one more norm."""

@@ -277,7 +277,7 @@ class _TimedModel:
         self.trial = trial
         self.symbols = np.empty(0, np.uint16)
         if trial.task == TEXT:
-            self.symbols = windows.read_split(folder, "train", trial.corpus)
+            self.symbols = windows.read_split(folder, "train", trial.corpus, trial.vocabulary)
         self.model = train.build_model(trial)
         self.optimizer = train.optimizer_for(self.model, trial)
         self.compiled_model = train.compile_if_asked(self.model, trial)

@@ -308,7 +308,7 @@ def _where_most_different(a: TrialResult, b: TrialResult) -> str:
         if x.bits_per_byte is not None and y.bits_per_byte is not None
     ]
     gap, length, theirs, ours = max(gaps, default=(0.0, 0, 0.0, 0.0))
-    return f" (at {length:,} bytes {theirs:.6g} and {ours:.6g})" if gap else ""
+    return f" (at {length:,} {a.config.length_unit} {theirs:.6g} and {ours:.6g})" if gap else ""
 
 
 def join_distinct_values(records: Sequence[dict[str, str]]) -> dict[str, str]:

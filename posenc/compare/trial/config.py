@@ -30,10 +30,13 @@ training, and the comparison would measure that instead of the method. Of 1, 5, 
 has the lowest mean loss of six encodings at the training length: 2.22, 2.06, 2.02 and 2.04 bits
 (results/ablations/encoding_lr.csv).
 """
-_NEWER_FIELDS = ("compile", "encoding_lr", "num_windows", "test_window", "tune_steps")
+_NEWER_FIELDS = (
+    *("compile", "encoding_lr", "num_windows", "test_window", "tune_steps"),
+    *("tokenizer", "vocabulary", "document_end"),
+)
 """Fields that older trials lack; their defaults are what these trials did."""
 CAUSAL = "causal"
-"""The objective of a decoder: predict the next byte."""
+"""The objective of a decoder: predict the next byte, or token."""
 MASKED = "masked"
 SEQ2SEQ = "seq2seq"
 OBJECTIVE_NAMES = (CAUSAL, MASKED, SEQ2SEQ)
@@ -55,8 +58,8 @@ class TrialConfig:
         encoding: argument for `posenc.create`: a name, or a text in the grammar of encodings.
         seed: draws the initial weights and the batches; shared by all encodings.
         corpus: hash of the text, or of sequences that the task makes.
-        train_length: training window, in bytes; for a task, the longest sequence in training, in
-            the task's unit.
+        train_length: training window, in bytes or tokens; for a task, the longest sequence in
+            training, in the task's unit.
         test_lengths: lengths of the evaluation in the same unit, ascending, train_length first.
         steps: optimizer steps.
         batch: windows per step.
@@ -78,6 +81,10 @@ class TrialConfig:
             which read 64 KiB.
         test_window: width of attention, in tokens, in the reading "window"; 0 for none.
         tune_steps: steps of the tuning before the reading "tuned"; 0 for none.
+        tokenizer: hash of the tokenizer, which gives the bytes of each token; "" for none.
+        vocabulary: number of tokens of the text, `document_end` included; 0 for a text of bytes.
+        document_end: the token after each document, which attention does not cross; None for a
+            text of bytes.
     """
 
     encoding: str
@@ -106,6 +113,9 @@ class TrialConfig:
     num_windows: int = 0
     test_window: int = 0
     tune_steps: int = 0
+    tokenizer: str = ""
+    vocabulary: int = 0
+    document_end: int | None = None
 
     def check(self) -> None:
         """Raise ValueError for a trial that no plan makes; called after reading a file."""
@@ -117,8 +127,12 @@ class TrialConfig:
         if self.test_lengths[:1] != (self.train_length,):
             raise ValueError("test_lengths must begin with train_length.")
         check_count("test_lengths", self.test_lengths[-1], 1)
-        for name in ("num_windows", "test_window", "tune_steps"):
+        for name in ("num_windows", "test_window", "tune_steps", "vocabulary"):
             check_count(name, getattr(self, name))
+        if (self.document_end is None) != (not self.vocabulary):
+            raise ValueError("a vocabulary of tokens and the end of a document belong together.")
+        if self.document_end is not None and not 0 <= self.document_end < self.vocabulary:
+            raise ValueError(f"document_end {self.document_end} is none of its tokens.")
         for name in ("lr", "encoding_lr"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name):g}.")
@@ -159,6 +173,17 @@ class TrialConfig:
         """Return True for a trial of another program, of which a table has the losses: fields that
         the table lacks are 0 or ""."""
         return self.recipe == 0
+
+    @property
+    def length_unit(self) -> str:
+        """Return what lengths of the text count: "bytes" or "tokens"."""
+        return "tokens" if self.vocabulary else "bytes"
+
+    @property
+    def loss_unit(self) -> str:
+        """Return what a loss on the text is for: "byte"; "token" for tokens whose bytes are not
+        known."""
+        return "token" if self.vocabulary and not self.tokenizer else "byte"
 
     @property
     def folder(self) -> str:

@@ -10,7 +10,9 @@ from torch.nn import functional as F
 
 from posenc.compare.scores import CaseScore, LengthScore
 from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.windows import documents_of_tokens
 from posenc.encodings import PositionEncoding
+from posenc.models.decoder import mask_of_documents
 from posenc.positions import has_no_place, move_placeless_to_origin
 from posenc.tasks.scoring import score_answers
 from posenc.tasks.task import IGNORED_TARGET, Batch, Case, Task
@@ -31,13 +33,28 @@ def on_device(tensor: Tensor, config: TrialConfig) -> Tensor:
     return tensor.to(config.device, non_blocking=True)
 
 
+def symbol_logits(
+    model: nn.Module, tokens: Tensor, config: TrialConfig, documents: Tensor | None
+) -> Tensor:
+    """Return the logits (batch, length, vocabulary) of a model on windows of a text, in float32.
+
+    documents: of the tokens, which attention does not cross, see `documents_of_tokens`.
+    """
+    own_mask = {}
+    if documents is not None:
+        own_mask["mask"] = mask_of_documents(model, on_device(documents, config))
+    with autocast(config):
+        logits = model(on_device(tokens, config), length=tokens.shape[1], **own_mask)
+    return logits.float()
+
+
 def token_losses(model: nn.Module, rows: Tensor, config: TrialConfig) -> Tensor:
     """Return the cross-entropy in nats of each next symbol, (batch, length), in rows of length + 1
-    symbols."""
-    rows = on_device(rows, config)
-    with autocast(config):
-        logits = model(rows[:, :-1], length=rows.shape[1] - 1)
-    losses = F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
+    symbols, which are on the CPU."""
+    tokens = rows[:, :-1]
+    logits = symbol_logits(model, tokens, config, documents_of_tokens(tokens, config))
+    following = on_device(rows[:, 1:], config)
+    losses = F.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
     return losses.view(rows.shape[0], -1)
 
 
@@ -123,20 +140,24 @@ def why_length_impossible(encoding: PositionEncoding, length: int) -> str | None
     return None
 
 
-def score_length(length: int, losses: Tensor, is_target: Tensor) -> LengthScore:
+def score_length(length: int, losses: Tensor, target_bytes: Tensor) -> LengthScore:
     """Return the score of a length in bits per byte, over all targets and in each window.
 
-    losses: in nats, 0 for a byte that is no target; with `is_target` (windows, length).
+        bits per byte = bits of all targets / bytes that these targets cover
+
+    losses: in nats, 0 for a symbol that is no target. target_bytes: the bytes of each target, 0
+        for no target. Both are (windows, length).
     """
-    mean = nats_to_bits((losses.sum() / is_target.sum()).item())
-    return LengthScore(length, mean, windows=bits_by_window(losses, is_target))
+    mean = nats_to_bits((losses.sum() / target_bytes.sum()).item())
+    return LengthScore(length, mean, windows=bits_by_window(losses, target_bytes))
 
 
-def bits_by_window(losses: Tensor, is_target: Tensor) -> tuple[float, ...]:
-    """Return the mean loss in bits of each window that has a target. The arguments are those of
+def bits_by_window(losses: Tensor, target_bytes: Tensor) -> tuple[float, ...]:
+    """Return the bits per byte of each window whose targets cover any. The arguments are those of
     `score_length`."""
-    has_target = is_target.any(1)
-    means = losses[has_target].sum(1) / is_target[has_target].sum(1)
+    bytes_of_windows = target_bytes.sum(1)
+    has_target = bytes_of_windows > 0
+    means = losses[has_target].sum(1) / bytes_of_windows[has_target]
     return tuple(round(nats_to_bits(nats), 5) for nats in means.tolist())
 
 

@@ -1,5 +1,6 @@
 """Training objectives on text: the next byte, masked bytes, or the second half of a window from the
-first. Each has a model, its targets in windows of a text, and its test."""
+first; of tokens where the text is these. Each has a model, its targets in windows of a text, and
+its test."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -21,10 +22,16 @@ from posenc.compare.trial.evaluate import (
     nats_to_bits,
     on_device,
     score_length,
+    symbol_logits,
     token_losses,
     why_length_impossible,
 )
-from posenc.compare.trial.windows import VOCABULARY_SIZE, held_out_windows, window_ends
+from posenc.compare.trial.windows import (
+    VOCABULARY_SIZE,
+    documents_of_tokens,
+    held_out_windows,
+    window_ends,
+)
 from posenc.encodings import PositionEncoding
 from posenc.models import Decoder, DecoderConfig, Encoder, EncoderDecoder
 from posenc.models.stack import require_bidirectional
@@ -43,6 +50,17 @@ class Scores(NamedTuple):
     by_length: tuple[LengthScore, ...]
     by_position: tuple[PositionScore, ...]
     far: tuple[FarScore, ...]
+
+
+class _FarWindows(NamedTuple):
+    """Hold windows of one length whose last targets are scored.
+
+    ends: where the windows end in the text. token_bytes: see `Objective.test`.
+    """
+
+    windows: MarkedWindows
+    ends: tuple[int, ...]
+    token_bytes: Tensor | None
 
 
 class Objective(ABC):
@@ -75,9 +93,21 @@ class Objective(ABC):
         """Return held-out windows with their targets marked, the same for all seeds, from rows of
         length + 1 symbols."""
 
-    def count_targets(self, windows: MarkedWindows) -> int:
-        """Return the number of target bytes, which the second tensor marks."""
-        return int(windows[1].sum())
+    def target_symbols(self, windows: MarkedWindows) -> Tensor:
+        """Return the symbol to predict at each place that the second tensor marks, (windows,
+        length)."""
+        return windows[0]
+
+    def target_bytes(self, windows: MarkedWindows, token_bytes: Tensor | None) -> Tensor:
+        """Return how many bytes each target covers, (windows, length) in float64; 0 for no target.
+
+        token_bytes: the bytes of each token of the vocabulary; None where each symbol counts as
+            one.
+        """
+        is_target = windows[1].double()
+        if token_bytes is None:
+            return is_target
+        return is_target * token_bytes[self.target_symbols(windows)]
 
     @abstractmethod
     def losses(self, model: nn.Module, windows: MarkedWindows, config: TrialConfig) -> Tensor:
@@ -91,15 +121,18 @@ class Objective(ABC):
         config: TrialConfig,
         lengths: Sequence[int] | None = None,
         near_losses: NearLosses | None = None,
+        token_bytes: Tensor | None = None,
     ) -> Scores:
-        """Return bits per target byte of held-out text by window length, by position inside the
-        longest window that runs, and of the far targets of each window longer than in training. A
-        separator counts as a byte.
+        """Return bits per byte of held-out text by window length, by position inside the longest
+        window that runs, and of the far targets of each window longer than in training: the bits of
+        the targets, divided by the bytes that these cover. A separator counts as a byte.
 
         The score at a length depends on the text and that length only, not on the other lengths.
 
         lengths: those that are tested, by default all of the trial.
         near_losses: what an earlier test has read with near context; this test adds to it.
+        token_bytes: the bytes of each token; None where each symbol counts as one, so that the
+            scores are bits per byte of a text of bytes, otherwise per token.
         Raises: FloatingPointError for a loss that is not finite.
         """
         model.eval()
@@ -116,35 +149,35 @@ class Objective(ABC):
             if reason:
                 by_length.append(LengthScore(length, None, reason))
             else:
-                losses = self._losses_by_byte(model, windows, config)
-                by_length.append(score_length(length, losses, windows[1]))
-                by_position = _score_positions(losses, windows[1])
+                losses = self._losses_by_symbol(model, windows, config)
+                target_bytes = self.target_bytes(windows, token_bytes)
+                by_length.append(score_length(length, losses, target_bytes))
+                by_position = _score_positions(losses, target_bytes)
             if length > config.train_length:
-                end_positions = tuple(ends.tolist())
+                windows_to_score = _FarWindows(windows, tuple(ends.tolist()), token_bytes)
                 far_scores.append(
-                    self._score_far(model, windows, config, losses, near_losses, end_positions)
+                    self._score_far(model, windows_to_score, config, losses, near_losses)
                 )
         return Scores(tuple(by_length), by_position, tuple(far_scores))
 
     def num_far_targets(self, config: TrialConfig) -> int:
-        """Return how many bytes at the end of a long window are far targets: those of a window of
+        """Return how many symbols at the end of a long window are far targets: those of a window of
         the training length."""
         return config.train_length
 
     def _score_far(
         self,
         model: nn.Module,
-        windows: MarkedWindows,
+        far_windows: "_FarWindows",
         config: TrialConfig,
         losses: Tensor | None,
         near_losses: NearLosses,
-        ends: tuple[int, ...],
     ) -> FarScore:
         """Return the score of the last targets of windows of one length.
 
-        losses: of all bytes of the windows, if they are known; (windows, length).
-        ends: of the windows in the text.
+        losses: of all symbols of the windows, if they are known; (windows, length).
         """
+        windows = far_windows.windows
         encoding: PositionEncoding = model.encoding  # type: ignore[assignment]
         length = windows[0].shape[1]
         num_targets = self.num_far_targets(config)
@@ -152,24 +185,25 @@ class Objective(ABC):
         if reason:
             return FarScore(length, None, None, reason)
         is_far = windows[1][:, -num_targets:]
+        far_bytes = self.target_bytes(windows, far_windows.token_bytes)[:, -num_targets:]
         if losses is None or not windows[1].all():
-            # Mark bytes among the far targets only: masks before them would remove context.
-            losses = self._losses_by_byte(model, _keep_last_targets(windows, num_targets), config)
+            # Mark symbols among the far targets only: masks before them would remove context.
+            losses = self._losses_by_symbol(model, _keep_last_targets(windows, num_targets), config)
         far_losses = losses[:, -num_targets:]
-        if is_far.all():  # the near losses depend on the targets, not on the bytes far before them
+        if is_far.all():  # the near losses depend on the targets, not on what is far before them
             width = min(length, 2 * config.train_length)
-            key: tuple[Any, ...] = (width, ends)
+            key: tuple[Any, ...] = (width, far_windows.ends)
         else:
-            key = (length, ends)
+            key = (length, far_windows.ends)
         if key not in near_losses:
             near_losses[key] = self._losses_near(model, windows, config)
         near_losses_here = near_losses[key]
         return FarScore(
             length,
-            far=nats_to_bits((far_losses.sum() / is_far.sum()).item()),
-            far_near=nats_to_bits((near_losses_here.sum() / is_far.sum()).item()),
-            windows=bits_by_window(far_losses, is_far),
-            near_windows=bits_by_window(near_losses_here, is_far),
+            far=nats_to_bits((far_losses.sum() / far_bytes.sum()).item()),
+            far_near=nats_to_bits((near_losses_here.sum() / far_bytes.sum()).item()),
+            windows=bits_by_window(far_losses, far_bytes),
+            near_windows=bits_by_window(near_losses_here, far_bytes),
         )
 
     def _losses_near(self, model: nn.Module, windows: MarkedWindows, config: TrialConfig) -> Tensor:
@@ -192,15 +226,15 @@ class Objective(ABC):
             near_windows = tuple(tensor[:, start:stop] for tensor in windows)
             num_in_piece = stop - first
             near_windows = _keep_last_targets(near_windows, num_in_piece)
-            losses.append(self._losses_by_byte(model, near_windows, config)[:, -num_in_piece:])
+            losses.append(self._losses_by_symbol(model, near_windows, config)[:, -num_in_piece:])
             first = stop
         return torch.cat(losses, dim=1)
 
-    def _losses_by_byte(
+    def _losses_by_symbol(
         self, model: nn.Module, windows: MarkedWindows, config: TrialConfig
     ) -> Tensor:
-        """Return the loss of each byte of the windows, (rows, length) in nats, in float64 on the
-        CPU; 0 for a byte that is no target. It reads a few rows at a time.
+        """Return the loss of each symbol of the windows, (rows, length) in nats, in float64 on the
+        CPU; 0 for one that is no target. It reads a few rows at a time.
 
         Raises: FloatingPointError for a loss that is not finite.
         """
@@ -234,6 +268,9 @@ class CausalObjective(Objective):
     def held_out_targets(self, rows: Tensor) -> MarkedWindows:
         return rows[:, :-1], torch.ones_like(rows[:, :-1], dtype=torch.bool), rows[:, 1:]
 
+    def target_symbols(self, windows: MarkedWindows) -> Tensor:
+        return windows[2]
+
     def losses(self, model: nn.Module, windows: MarkedWindows, config: TrialConfig) -> Tensor:
         tokens, is_target, following = windows
         losses = token_losses(model, torch.cat([tokens, following[:, -1:]], dim=1), config)
@@ -248,14 +285,12 @@ def _keep_last_targets(windows: MarkedWindows, count: int) -> MarkedWindows:
     return tokens, is_target, *rest
 
 
-def _score_positions(losses: Tensor, is_target: Tensor) -> tuple[PositionScore, ...]:
-    """Return the mean loss in bits of up to MAX_POSITION_RUNS runs of equally many positions.
-
-    losses, is_target: both (rows, length); losses in nats, 0 for a byte that is no target.
-    """
+def _score_positions(losses: Tensor, target_bytes: Tensor) -> tuple[PositionScore, ...]:
+    """Return the bits per byte of up to MAX_POSITION_RUNS runs of equally many positions. The
+    arguments are those of `score_length`."""
     width = max(1, -(-losses.shape[1] // MAX_POSITION_RUNS))
     sums = losses.double().sum(0).split(width)
-    counts = is_target.double().sum(0).split(width)
+    counts = target_bytes.sum(0).split(width)
     scores = []
     for i, (losses_of_run, counts_of_run) in enumerate(zip(sums, counts, strict=True)):
         if counts_of_run.sum() > 0:
@@ -265,8 +300,12 @@ def _score_positions(losses: Tensor, is_target: Tensor) -> tuple[PositionScore, 
     return tuple(scores)
 
 
-MASK_SYMBOL = VOCABULARY_SIZE
-"""The symbol that replaces a masked byte."""
+def extra_symbol(config: TrialConfig) -> int:
+    """Return the symbol of an objective that has one more than the text: the mask of `masked`, and
+    what the decoder of `seq2seq` reads before its first target."""
+    return config.vocabulary or VOCABULARY_SIZE
+
+
 MASKED_FRACTION = 0.15
 """Fraction of masked bytes, as in BERT. All are replaced by the mask, because no fine-tuning
 without masks follows."""
@@ -308,7 +347,7 @@ class MaskedObjective(Objective):
     """Predict masked bytes.
 
     Its windows are (rows, is_masked), both (windows, length): is_masked is True for the bytes to
-    predict. The model sees MASK_SYMBOL in their place.
+    predict. The model sees the `extra_symbol` in their place.
     """
 
     name = MASKED
@@ -329,13 +368,12 @@ class MaskedObjective(Objective):
 
     def losses(self, model: nn.Module, windows: MarkedWindows, config: TrialConfig) -> Tensor:
         rows, is_masked = windows
-        visible = on_device(rows.masked_fill(is_masked, MASK_SYMBOL), config)
+        visible = rows.masked_fill(is_masked, extra_symbol(config))
         targets = on_device(rows[is_masked], config)
         # Indices from the CPU: a mask on the device would be counted there, and waited for.
         row, column = (on_device(index, config) for index in is_masked.nonzero(as_tuple=True))
-        with autocast(config):
-            logits = model(visible, length=rows.shape[1])
-        return F.cross_entropy(logits[row, column].float(), targets, reduction="none")
+        logits = symbol_logits(model, visible, config, documents_of_tokens(rows, config))
+        return F.cross_entropy(logits[row, column], targets, reduction="none")
 
 
 def _draw_mask(rows: Tensor, bit_generator: np.random.BitGenerator) -> Tensor:
@@ -347,10 +385,6 @@ def _draw_mask(rows: Tensor, bit_generator: np.random.BitGenerator) -> Tensor:
     forced_index = generator.integers(is_masked.shape[1], size=len(is_masked))
     is_masked[np.arange(len(is_masked)), forced_index] = True
     return torch.from_numpy(is_masked)
-
-
-BEGIN_SYMBOL = VOCABULARY_SIZE
-"""The symbol that the decoder reads before its first byte."""
 
 
 class ContinuationModel(EncoderDecoder):
@@ -392,7 +426,7 @@ class Seq2SeqObjective(Objective):
         begin = int(windows[1][0].int().argmax())  # the first target, the same in all rows
         source = rows[:, :begin]
         targets = rows[:, begin:]
-        inputs = F.pad(targets[:, :-1], (1, 0), value=BEGIN_SYMBOL)
+        inputs = F.pad(targets[:, :-1], (1, 0), value=extra_symbol(config))
         with autocast(config):
             logits = model(source, inputs)
         return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")

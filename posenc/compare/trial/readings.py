@@ -17,13 +17,14 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.evaluate import autocast
 from posenc.compare.trial.objectives import NearLosses, Scores, objective_of
 from posenc.compare.trial.train import encoding_shape
+from posenc.compare.trial.windows import documents_of_tokens
 from posenc.encodings import ModelShape, RoPE
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.hf.teacher import Teacher
 from posenc.hf.tune_config import TuneConfig
 from posenc.hf.tuning import tune
 from posenc.models import Decoder
-from posenc.models.decoder import WindowedDecoder
+from posenc.models.decoder import WindowedDecoder, mask_of_documents
 
 
 def read_in_window(
@@ -32,12 +33,14 @@ def read_in_window(
     config: TrialConfig,
     as_trained: Scores,
     near_losses: NearLosses,
+    token_bytes: Tensor | None = None,
 ) -> Reading:
     """Return the scores of a causal model on text whose attention is limited to the last
     `test_window` tokens: at the training length and at the longest, which are judged.
 
     What a window of at least the training length cannot change is taken from the scores
     `as_trained` and `near_losses`: tokens up to the window's width see all before them.
+    token_bytes: the bytes of each token, see `Objective.test`.
     Raises: FloatingPointError for a loss that is not finite.
     """
     score_at_training, *_, score_at_longest = as_trained.by_length
@@ -48,11 +51,12 @@ def read_in_window(
     windowed_model = WindowedDecoder(model, config.test_window)
     longest_length = score_at_longest.length
     if config.test_window < config.train_length:
-        scores = objective.test(
-            windowed_model, symbols, config, (config.train_length, longest_length)
-        )
+        lengths = (config.train_length, longest_length)
+        scores = objective.test(windowed_model, symbols, config, lengths, token_bytes=token_bytes)
         return Reading("window", scores.by_length, scores.far)
-    scores = objective.test(windowed_model, symbols, config, (longest_length,), near_losses)
+    scores = objective.test(
+        windowed_model, symbols, config, (longest_length,), near_losses, token_bytes
+    )
     return Reading("window", (score_at_training, *scores.by_length), scores.far)
 
 
@@ -79,6 +83,7 @@ def tune_and_read(
     test_symbols: np.ndarray,
     config: TrialConfig,
     folder: Path,
+    token_bytes: Tensor | None = None,
 ) -> TunedReading:
     """Tune the trained model at the longest test length and return its scores at the training
     length and there. The model itself stays as it is. The code is posenc extend's, with its
@@ -90,6 +95,7 @@ def tune_and_read(
 
     train_symbols, test_symbols: of the text, to tune and to test on.
     folder: that of the trial, which keeps the state of an interrupted tuning.
+    token_bytes: the bytes of each token, see `Objective.test`.
 
     Raises: FloatingPointError or RunFailed for a loss that is not finite.
     """
@@ -124,7 +130,9 @@ def tune_and_read(
     # A restarted tuning has taken some of its steps before.
     seconds = (time.perf_counter() - began) / max(1, num_steps_taken) * config.tune_steps
     tested_lengths = (config.train_length, longest_length)
-    scores = objective_of(config).test(tuned_model, test_symbols, config, tested_lengths)
+    scores = objective_of(config).test(
+        tuned_model, test_symbols, config, tested_lengths, token_bytes=token_bytes
+    )
     return TunedReading(Reading("tuned", scores.by_length, scores.far), seconds)
 
 
@@ -148,8 +156,10 @@ class _LikeTransformers(nn.Module):
     def forward(self, tokens: Tensor, use_cache: bool = False) -> Any:
         """Return an object whose `logits` are (batch, len, vocabulary); it keeps no cache."""
         assert not use_cache
+        documents = documents_of_tokens(tokens, self.trial)
+        mask = None if documents is None else mask_of_documents(self.model, documents)
         with autocast(self.trial):
-            logits = self.model(tokens, length=tokens.shape[1])
+            logits = self.model(tokens, length=tokens.shape[1], mask=mask)
         return SimpleNamespace(logits=logits)
 
 

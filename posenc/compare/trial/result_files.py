@@ -11,6 +11,8 @@ from posenc.files.sealed_json import Record
 
 SPLITS = ("train", "valid", "test")
 """The files of a text, without suffix."""
+TOKENIZER_FILE = "tokenizer.json"
+"""The tokenizer of a text of tokens, in the folder of the text."""
 CHECKPOINT_FILE, WEIGHTS_FILE = "checkpoint.json", "model.safetensors"
 
 

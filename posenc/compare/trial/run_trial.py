@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 from posenc.command_line.errors import RunFailed, disk_is_full
 from posenc.compare.results import Timing, TrialResult
@@ -30,7 +30,7 @@ from posenc.compare.trial.readings import (
 )
 from posenc.compare.trial.result_files import SPLITS, WEIGHTS_FILE, save_result
 from posenc.compare.trial.task_of_trial import max_row_tokens, task_of
-from posenc.compare.trial.windows import read_split
+from posenc.compare.trial.windows import read_split, read_token_bytes
 from posenc.encodings import ModelShape, PositionEncoding, Within, create, entry, parse
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import remove_folder
@@ -49,17 +49,22 @@ def run_trial(
     _make_deterministic(config.device)
     task = task_of(config)
     symbols: dict[str, np.ndarray] = dict.fromkeys(SPLITS, np.empty(0, np.uint16))
+    token_bytes = None
     if task is None:
-        symbols = {split: read_split(study_folder, split, config.corpus) for split in SPLITS}
+        symbols = {
+            split: read_split(study_folder, split, config.corpus, config.vocabulary)
+            for split in SPLITS
+        }
+        token_bytes = read_token_bytes(study_folder, config)
     model, cursor = train.train_model(
-        config, symbols["train"], symbols["valid"], folder, tell, checkpoint_steps
+        config, symbols["train"], symbols["valid"], folder, tell, checkpoint_steps, token_bytes
     )
     tell("testing")
     began = time.perf_counter()
     result_fields: dict[str, Any] = {}
     tuning_seconds = 0.0
     if task is None:
-        tested = _test_on_text(config, model, symbols, folder)
+        tested = _test_on_text(config, model, symbols, token_bytes, folder)
         result_fields |= tested.result_fields
         tuning_seconds = tested.tuning_seconds
     else:
@@ -100,20 +105,31 @@ class _TestedOnText(NamedTuple):
 
 
 def _test_on_text(
-    config: TrialConfig, model: nn.Module, symbols: Mapping[str, np.ndarray], folder: Path
+    config: TrialConfig,
+    model: nn.Module,
+    symbols: Mapping[str, np.ndarray],
+    token_bytes: Tensor | None,
+    folder: Path,
 ) -> _TestedOnText:
-    """Test a trained model as trained and in its other readings. symbols: by split."""
+    """Test a trained model as trained and in its other readings. symbols: by split. token_bytes:
+    see `Objective.test`."""
     near_losses: NearLosses = {}
-    scores = objective_of(config).test(model, symbols["test"], config, near_losses=near_losses)
+    scores = objective_of(config).test(
+        model, symbols["test"], config, near_losses=near_losses, token_bytes=token_bytes
+    )
     readings: list[Reading] = []
     tuning_seconds = 0.0
     if config.test_window:
         assert isinstance(model, Decoder)  # the plan gives no other objective a window
-        readings.append(read_in_window(model, symbols["test"], config, scores, near_losses))
+        readings.append(
+            read_in_window(model, symbols["test"], config, scores, near_losses, token_bytes)
+        )
     if config.tune_steps and can_be_tuned(model):
         assert isinstance(model, Decoder)
         try:
-            tuned_reading = tune_and_read(model, symbols["train"], symbols["test"], config, folder)
+            tuned_reading = tune_and_read(
+                model, symbols["train"], symbols["test"], config, folder, token_bytes
+            )
             readings.append(tuned_reading.reading)
             tuning_seconds = tuned_reading.seconds
         except (FloatingPointError, RunFailed) as error:

@@ -18,7 +18,8 @@ def vocabulary_size(config: TrialConfig) -> int:
     task = task_of(config)
     if task is not None:
         return task.vocab_size
-    return VOCABULARY_SIZE + objective_of(config).num_extra_symbols
+    num_symbols = config.vocabulary or VOCABULARY_SIZE
+    return num_symbols + objective_of(config).num_extra_symbols
 
 
 def max_row_tokens(config: TrialConfig) -> int:

@@ -151,22 +151,25 @@ def train_model(
     folder: Path,
     tell: Tell,
     checkpoint_steps: int,
+    token_bytes: Tensor | None = None,
 ) -> tuple[nn.Module, Cursor]:
     """Train a trial's model to the last step, from the checkpoint in `folder` if there is one.
     Return the model and the cursor after the last step.
 
     Writes a checkpoint every `checkpoint_steps` steps, which does not change the numbers. The
-    symbols are those of a text; tasks ignore them.
+    symbols are those of a text; tasks ignore them. token_bytes: the bytes of each token, by which
+    losses are told and recorded; None where each symbol counts as one.
     """
-    model, optimizer, cursor = _begin_or_resume(config, valid_symbols, folder, tell)
+    model, optimizer, cursor = _begin_or_resume(config, valid_symbols, folder, tell, token_bytes)
     model.train()
     compiled_model = compile_if_asked(model, config)
     validation_steps = max(1, config.steps // NUM_VALIDATIONS)
     unread_losses: list[Tensor] = []
     while cursor.step < config.steps:
         began = time.perf_counter()
+        loss = take_step(compiled_model, optimizer, config, train_symbols, cursor.step)
         unread_losses.append(
-            take_step(compiled_model, optimizer, config, train_symbols, cursor.step)
+            loss / _bytes_per_target(config, train_symbols, cursor.step, token_bytes)
         )
         step = cursor.step + 1
         is_last = step == config.steps
@@ -179,24 +182,29 @@ def train_model(
         seconds = time.perf_counter() - began
         cursor = _cursor_after_step(cursor, losses, seconds, tell)
         if is_validated:
-            cursor = _cursor_after_validation(cursor, _validate(model, config, valid_symbols))
+            valid_loss = _validate(model, config, valid_symbols, token_bytes)
+            cursor = _cursor_after_validation(cursor, valid_loss)
         if is_saved:
             checkpoint.write_checkpoint(folder, cursor, model, optimizer)
     return model, cursor
 
 
 def _begin_or_resume(
-    config: TrialConfig, valid_symbols: np.ndarray, folder: Path, tell: Tell
+    config: TrialConfig,
+    valid_symbols: np.ndarray,
+    folder: Path,
+    tell: Tell,
+    token_bytes: Tensor | None,
 ) -> _Training:
     """Return the training of the checkpoint in `folder`, or a new one if there is no checkpoint or
-    it is corrupt."""
+    it is corrupt. token_bytes: see `train_model`."""
     model = build_model(config)
     optimizer = optimizer_for(model, config)
     try:
         cursor = checkpoint.restore_checkpoint(folder, config.hash, model, optimizer)
         if cursor and cursor.reused_from:
             recorded_loss = cursor.training[-1].valid
-            measured_loss = _validate(model, config, valid_symbols)
+            measured_loss = _validate(model, config, valid_symbols, token_bytes)
             if not abs(measured_loss - recorded_loss) < REUSED_LOSS_TOLERANCE:  # NaN fails, too
                 raise checkpoint.CorruptCheckpoint(
                     f"its loss is {measured_loss:.3f}, not {recorded_loss:.3f}"
@@ -216,7 +224,8 @@ def _cursor_after_step(
     """Return the cursor one step later, and send an event with each loss that was read from the
     device.
 
-    losses: the losses in nats of this step and of those before it that were not read yet, or none.
+    losses: the losses in nats per byte, or target, of this step and of those before it that were
+        not read yet, or none.
     seconds: duration of the step.
 
     Raises: TrialFailed for a loss that is not finite.
@@ -284,10 +293,29 @@ def loss_of_step(model: nn.Module, config: TrialConfig, symbols: np.ndarray, ste
     return target_loss(model, batch, config)
 
 
+def _bytes_per_target(
+    config: TrialConfig, symbols: np.ndarray, step: int, token_bytes: Tensor | None
+) -> float:
+    """Return the mean of the bytes that the targets of a step's batch cover; 1 without
+    `token_bytes`, see `train_model`."""
+    if token_bytes is None:
+        return 1.0
+    objective = objective_of(config)
+    rows = training_windows(symbols, config, step)
+    windows = objective.training_targets(rows, config.seed, step)
+    num_bytes = objective.target_bytes(windows, token_bytes).sum()
+    return (num_bytes / windows[1].sum()).item()
+
+
 @torch.no_grad()
-def _validate(model: nn.Module, config: TrialConfig, symbols: np.ndarray) -> float:
-    """Return the mean loss of validation windows of the text, or of held-out sequences of a task,
-    in bits per target."""
+def _validate(
+    model: nn.Module,
+    config: TrialConfig,
+    symbols: np.ndarray,
+    token_bytes: Tensor | None = None,
+) -> float:
+    """Return the mean loss of validation windows of the text in bits per byte, or of held-out
+    sequences of a task in bits per target. token_bytes: see `train_model`."""
     task = task_of(config)
     if task is not None:
         return validation_bits(model, task, config)
@@ -297,4 +325,5 @@ def _validate(model: nn.Module, config: TrialConfig, symbols: np.ndarray) -> flo
     parts = zip(*(tensor.split(VALID_ROWS_AT_ONCE) for tensor in windows), strict=True)
     sums = [objective.losses(model, part, config).double().sum().item() for part in parts]
     model.train()
-    return sum(sums) / objective.count_targets(windows) / math.log(2)
+    num_bytes = objective.target_bytes(windows, token_bytes).sum().item()
+    return sum(sums) / num_bytes / math.log(2)

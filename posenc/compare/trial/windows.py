@@ -10,7 +10,9 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.result_files import folder_of_text
 
 VOCABULARY_SIZE = 257
-"""Number of symbols: the bytes, and the symbol after each file."""
+"""Number of symbols of a text of bytes: these, and the symbol after each file."""
+TOKEN_BYTES_FILE = "token_bytes"
+"""File of a text of tokens, without suffix: how many bytes each token of the vocabulary covers."""
 NUM_VALID_WINDOWS = 64
 """Windows of the validation text that are read."""
 NUM_WINDOWS = 128
@@ -21,10 +23,55 @@ so many windows hold. Another stretch of Python source moves a level by about 0.
 (standard error over windows), a difference of two encodings by much less."""
 
 
-def read_split(folder: Path, split: str, corpus_hash: str) -> np.ndarray:
+def symbol_dtype(vocabulary: int) -> np.dtype:
+    """Return the type of symbols on the disk: 16 bits, or 32 where tokens need them.
+
+    vocabulary: number of different tokens; 0 for bytes."""
+    return np.dtype("<u4" if vocabulary > 1 << 16 else "<u2")
+
+
+def symbol_file(text_folder: Path, name: str, vocabulary: int) -> Path:
+    """Return the path of a file of symbols in the folder of a text: `test.u16`, or `test.u32`.
+    vocabulary: see `symbol_dtype`."""
+    return text_folder / f"{name}.u{8 * symbol_dtype(vocabulary).itemsize}"
+
+
+def read_split(folder: Path, split: str, corpus_hash: str, vocabulary: int = 0) -> np.ndarray:
     """Return the symbols of one split of a text, mapped from the disk: bytes, and 256 after each
-    file. folder: folder of the study."""
-    return np.memmap(folder_of_text(folder, corpus_hash) / f"{split}.u16", dtype="<u2", mode="r")
+    file; or tokens, and the trial's `document_end` after each document.
+
+    folder: of the study. vocabulary: number of different tokens; 0 for bytes.
+    """
+    path = symbol_file(folder_of_text(folder, corpus_hash), split, vocabulary)
+    return np.memmap(path, dtype=symbol_dtype(vocabulary), mode="r")
+
+
+def read_token_bytes(folder: Path, config: TrialConfig) -> Tensor | None:
+    """Return how many bytes each token of a trial's text covers, (vocabulary,) in float64; None
+    where every symbol counts as one: in bytes, and in tokens without a tokenizer. folder: of the
+    study."""
+    if not config.tokenizer:
+        return None
+    text_folder = folder_of_text(folder, config.corpus)
+    path = symbol_file(text_folder, TOKEN_BYTES_FILE, config.vocabulary)
+    counts = np.fromfile(path, dtype=symbol_dtype(config.vocabulary))
+    return torch.from_numpy(counts.astype(np.float64))
+
+
+def documents_of_tokens(tokens: Tensor, config: TrialConfig) -> Tensor | None:
+    """Return the number of each token's document in its window, (batch, len); None where no
+    document ends before the last token, or a text is bytes, whose files are not kept apart. The
+    token that ends a document belongs to it.
+
+        tokens      7 4 E 5 E 8      E: document_end
+        documents   0 0 0 1 1 2
+    """
+    if config.document_end is None:
+        return None
+    is_end = tokens == config.document_end
+    if not is_end[:, :-1].any():
+        return None
+    return is_end.cumsum(1) - is_end.long()
 
 
 def training_windows(symbols: np.ndarray, config: TrialConfig, step: int) -> Tensor:

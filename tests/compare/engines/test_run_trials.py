@@ -54,7 +54,7 @@ class Log:
 def trial(folder: Path, encoding: str, **changes) -> TrialConfig:
     """A tiny trial on the text in `folder`."""
     cut = splits.split_text(
-        find_text([str(folder / "text.txt")]), splits.MinimumBytes(16, 32, 2), folder
+        find_text([str(folder / "text.txt")]), splits.MinimumSizes(16, 32, 2), folder
     )
     cut.write(folder)
     config = TrialConfig(

@@ -13,8 +13,8 @@ import pytest
 
 import posenc
 from posenc.compare.options import Options
+from posenc.compare.plan.check_text import check_content
 from posenc.compare.plan.plan import make_plan
-from posenc.compare.plan.splits import check_content
 from posenc.files.find_texts import find_text
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -11,13 +11,13 @@ import pytest
 from scipy import stats
 
 import posenc.files.find_texts as sources
-from posenc.compare.plan import splits
+from posenc.compare.plan import splits, tables
 from posenc.compare.trial.result_files import SPLITS, folder_of_text
 from posenc.compare.trial.windows import read_split
 from posenc.files.atomic import mark_figures
 from posenc.files.find_texts import find_text, standard_library_text
 
-NEED = splits.MinimumBytes(train_length=8, longest_length=16, batch=2)
+NEED = splits.MinimumSizes(train_length=8, longest_length=16, batch=2)
 
 
 def folder_of(root: Path, sizes: dict[str, int]) -> Path:
@@ -106,7 +106,7 @@ def test_pair_entropy_is_the_loss_of_a_table_of_pairs_of_the_training_text(
     ]
     assert cut.info.pair_entropy == pytest.approx(np.mean(bits))
     assert cut.info.pair_entropy < cut.info.byte_entropy - 0.5
-    assert splits.conditional_entropy(np.zeros((2, 2))) is None
+    assert tables.conditional_entropy(np.zeros((2, 2))) is None
 
 
 def test_single_file_is_cut_into_contiguous_stretches(tmp_path):
@@ -178,7 +178,7 @@ def test_short_text_says_how_many_bytes_are_needed(tmp_path, size, said):
 
 
 def test_least_text_that_is_said_to_be_enough_is_enough(tmp_path):
-    (tmp_path / "a").write_bytes(b"x" * (sum(NEED.bytes_by_split.values()) + 2))  # two roundings
+    (tmp_path / "a").write_bytes(b"x" * (sum(NEED.size_by_split.values()) + 2))  # two roundings
     splits.split_text(find_text([str(tmp_path / "a")]), NEED, tmp_path)
 
 

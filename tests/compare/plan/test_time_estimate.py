@@ -101,7 +101,7 @@ def study(tmp_path):
     """A folder with a text, and a trial that reads it."""
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat, and the dog did not. " * 400)
-    need = splits.MinimumBytes(TRIAL.train_length, max(TRIAL.test_lengths), TRIAL.batch)
+    need = splits.MinimumSizes(TRIAL.train_length, max(TRIAL.test_lengths), TRIAL.batch)
     cut = splits.split_text(find_text([str(text)]), need, tmp_path)
     cut.write(tmp_path)
     return tmp_path, dataclasses.replace(TRIAL, corpus=cut.info.hash)

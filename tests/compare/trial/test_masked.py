@@ -16,11 +16,11 @@ from posenc.compare.plan.plan import plan_one_trial_per_task
 from posenc.compare.run_study import run_study
 from posenc.compare.trial import train
 from posenc.compare.trial.objectives import (
-    MASK_SYMBOL,
     OBJECTIVES,
     MaskedModel,
     draw_test_mask,
     draw_training_mask,
+    extra_symbol,
 )
 from posenc.compare.trial.windows import windows_at
 from posenc.models import Decoder
@@ -31,6 +31,7 @@ from tests.texts import prose
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 MASKED = dataclasses.replace(TEXT, objective="masked")
+MASK_SYMBOL = extra_symbol(MASKED)
 WORDS = np.frombuffer(b"the cat sat on the mat. " * 60, np.uint8).astype(np.uint16)
 
 

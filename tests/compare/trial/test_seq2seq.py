@@ -15,7 +15,7 @@ from posenc.compare.plan.plan import plan_one_trial_per_task
 from posenc.compare.run_study import run_study
 from posenc.compare.trial import train
 from posenc.compare.trial.config import ENCODING_LR
-from posenc.compare.trial.objectives import BEGIN_SYMBOL, OBJECTIVES, ContinuationModel
+from posenc.compare.trial.objectives import OBJECTIVES, ContinuationModel, extra_symbol
 from posenc.compare.trial.windows import windows_at
 from posenc.models import EncoderDecoder
 from posenc.report.html_page import page_of
@@ -27,6 +27,8 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 SEQ2SEQ = dataclasses.replace(TEXT, objective="seq2seq")
 OBJECTIVE = OBJECTIVES["seq2seq"]
 WORDS = np.frombuffer(b"the cat sat on the mat. " * 60, np.uint8).astype(np.uint16)
+
+BEGIN_SYMBOL = extra_symbol(SEQ2SEQ)
 
 
 def rows_of(count=3, length=16):
@@ -75,7 +77,7 @@ def test_losses_are_those_of_the_plain_model_with_a_mark_in_front():
     chances = model(source, heard).softmax(-1).gather(2, said[..., None])
     got = OBJECTIVE.losses(model, asked, SEQ2SEQ).reshape(3, 8)
     torch.testing.assert_close(got, -chances.log()[..., 0])
-    assert OBJECTIVE.count_targets(asked) == got.numel()
+    assert OBJECTIVE.target_bytes(asked, None).sum() == got.numel()
 
 
 def test_encodings_of_both_stacks_are_built_for_their_own_and_learn_at_their_own_rate():

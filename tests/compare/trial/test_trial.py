@@ -58,6 +58,8 @@ def run(config, folder, event=quiet, every=5):
 def other(value):
     if isinstance(value, tuple):
         return (*value, 99)
+    if value is None:
+        return 1
     return value + "x" if isinstance(value, str) else value + 1
 
 
