@@ -1,3 +1,4 @@
+from posenc.hf.checkpoint.position_losses import losses_by_position as losses_by_position
 from posenc.testing.claims import note_on_missing_source as note_on_missing_source
 from posenc.testing.contract import CHECKS as CHECKS
 from posenc.testing.contract import VOIDING_FAILURES as VOIDING_FAILURES
