@@ -61,7 +61,9 @@ from posenc.encodings.scores.fire import FIRE as FIRE
 from posenc.encodings.scores.fox import FoX as FoX
 from posenc.encodings.scores.inkling import RelativeLogits as RelativeLogits
 from posenc.encodings.scores.kerple import Kerple as Kerple
+from posenc.encodings.scores.relative_bias_2d import RelativeBias2D as RelativeBias2D
 from posenc.encodings.scores.sandwich import Sandwich as Sandwich
+from posenc.encodings.scores.swin_v2 import SwinV2Bias as SwinV2Bias
 from posenc.encodings.scores.t5 import T5Bias as T5Bias
 from posenc.encodings.scores.transformer_xl import TransformerXL as TransformerXL
 from posenc.encodings.values.rove import RoVE as RoVE

@@ -21,6 +21,7 @@ from posenc.masks.kinds import (
     permutation,
     prefix,
     sliding_window,
+    windows,
 )
 from posenc.masks.mask import CapturedTensor, Mask, QueryKeyPairs, check_mask
 from posenc.masks.packed_documents import bind_to_memory_order, check_documents
@@ -41,6 +42,7 @@ __all__ = [
     "permutation",
     "prefix",
     "sliding_window",
+    "windows",
 ]
 
 

@@ -190,6 +190,51 @@ def _key_is_in_same_chunk(chunk_size: int, pairs: QueryKeyPairs) -> Tensor:
 
 
 @explain_misfits
+def windows(
+    height: int,
+    width: int,
+    window_size: int,
+    *,
+    shift: int = 0,
+    device: torch.device | None = None,
+) -> Mask:
+    """Show only keys in the query's own window of a grid of cells, row by row, as in Swin.
+
+    Windows of window_size x window_size begin `shift` rows and columns after the corner; what is
+    before and after the whole windows is a window of its own. This is Swin's cyclic shift with its
+    mask, without moving a cell. Swin shifts by half a window in every second layer, but not where
+    the grid is one window high or wide. Give RelativeBias2D the cell inside of the window:
+
+        (posenc.positions.grid(height, width) - shift) % window_size
+
+    The queries and keys are the cells of the grid and nothing else. To save time, Swin attends in
+    each window for itself; this mask hides pairs of an attention over the whole grid.
+
+    Raises: ValueError for a size below 1, a grid that is no multiple of the window (Swin then adds
+    cells of zeros, which its queries see), or a shift that is not below window_size.
+    Source: Liu et al. 2021, arXiv:2103.14030, section 3.2.
+
+    >>> posenc.masks.windows(2, 4, 2).tensor(8).int()[0]  # what the first cell sees
+    tensor([1, 1, 0, 0, 1, 1, 0, 0], dtype=torch.int32)
+    """
+    check_count("windows", "height", height)
+    check_count("windows", "width", width)
+    check_count("windows", "window_size", window_size)
+    check_count("windows", "shift", shift, 0)
+    if height % window_size or width % window_size or shift >= window_size:
+        raise ValueError(
+            f"windows: height and width must be multiples of window_size, and shift below it, got "
+            f"{height} x {width}, window_size={window_size}, shift={shift}."
+        )
+    # Rounded down, -1 for the cells before the first whole window.
+    row_of_windows = (torch.arange(height, device=device) - shift) // window_size
+    column_of_windows = (torch.arange(width, device=device) - shift) // window_size
+    windows_in_a_row = width // window_size + 1
+    window = row_of_windows[:, None] * windows_in_a_row + column_of_windows
+    return document(window.flatten())
+
+
+@explain_misfits
 def permutation(
     *,
     order: Int[Tensor, "*batch len"] | None = None,

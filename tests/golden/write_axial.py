@@ -8,10 +8,8 @@ in an environment with diffusers and torch; neither posenc nor its tests import 
 import json
 import types
 from importlib.metadata import version
-from pathlib import Path
 from unittest import mock
 
-import numpy
 import torch
 from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.transformers import (
@@ -21,17 +19,9 @@ from diffusers.models.transformers import (
     transformer_qwenimage,
     transformer_wan,
 )
+from recording import case, write
 
-FOLDER = Path(__file__).parent
 HEADS = 1
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
-
-
-def plain(tensor):
-    """The tensor as nested lists, each number in the fewest digits that give its float32 back."""
-    if tensor.ndim:
-        return [plain(part) for part in tensor]
-    return float(str(numpy.float32(tensor.item())))
 
 
 def inner_function(outer, name):
@@ -42,7 +32,7 @@ def inner_function(outer, name):
     raise LookupError(name)
 
 
-def case(params, length, width, rotate):
+def rotation(params, length, width, rotate):
     """One recorded call: x (1, heads, length, width), rotated, and the gradient of its inner
     product with `cotangent` with respect to x."""
     torch.manual_seed(len(json.dumps(params)))
@@ -51,17 +41,7 @@ def case(params, length, width, rotate):
     out = rotate(x)
     (gradient,) = torch.autograd.grad((out * cotangent).sum(), x)
     inputs = {"x": x.detach(), "cotangent": cotangent}
-    expected = {"out": out.detach(), "gradient": gradient}
-    return {
-        "params": params,
-        "inputs": {name: plain(t) for name, t in inputs.items()},
-        "expected": {name: plain(t) for name, t in expected.items()},
-        "tolerance": TOLERANCE,
-        "dtypes": {
-            "inputs": dict.fromkeys(inputs, "float32"),
-            "expected": dict.fromkeys(expected, "float32"),
-        },
-    }
+    return case(params, inputs, {"out": out.detach(), "gradient": gradient})
 
 
 def wan(sizes, head_dim):
@@ -74,7 +54,7 @@ def wan(sizes, head_dim):
         return apply(x.transpose(1, 2), cos, sin).transpose(1, 2)
 
     params = {"sizes": sizes, "head_dim": head_dim, "axes": [rope.t_dim, rope.h_dim, rope.w_dim]}
-    return case(params, sizes[0] * sizes[1] * sizes[2], head_dim, rotate)
+    return rotation(params, sizes[0] * sizes[1] * sizes[2], head_dim, rotate)
 
 
 def flux(sizes, axes, text):
@@ -85,7 +65,7 @@ def flux(sizes, axes, text):
     ids = torch.cat([torch.zeros(text, 3), ids.reshape(-1, 3)])
     tables = rope(ids)
     params = {"sizes": sizes, "head_dim": sum(axes), "axes": axes, "text": text}
-    return case(params, len(ids), sum(axes), lambda x: apply_rotary_emb(x, tables))
+    return rotation(params, len(ids), sum(axes), lambda x: apply_rotary_emb(x, tables))
 
 
 def qwen_image(sizes, axes, text, centred):
@@ -99,14 +79,14 @@ def qwen_image(sizes, axes, text, centred):
         return out.transpose(1, 2)
 
     params = {"sizes": sizes, "head_dim": sum(axes), "axes": axes, "text": text, "centred": centred}
-    return case(params, len(factors), sum(axes), rotate)
+    return rotation(params, len(factors), sum(axes), rotate)
 
 
 def hunyuan_video(sizes, axes):
     rope = transformer_hunyuan_video.HunyuanVideoRotaryPosEmbed(1, 1, axes)
     tables = rope(torch.zeros(1, 1, *sizes))
     params = {"sizes": sizes, "head_dim": sum(axes), "axes": axes}
-    return case(
+    return rotation(
         params,
         sizes[0] * sizes[1] * sizes[2],
         sum(axes),
@@ -126,7 +106,7 @@ def ltx(sizes, width, scale):
         return torch.stack(heads, 1)
 
     params = {"sizes": sizes, "head_dim": width, "scale": scale}
-    return case(params, sizes[0] * sizes[1] * sizes[2], width, rotate)
+    return rotation(params, sizes[0] * sizes[1] * sizes[2], width, rotate)
 
 
 FILES = {
@@ -172,9 +152,7 @@ def main():
             "written by": "tests/golden/write_axial.py",
         }
         notes = "x (1, heads, len, head_dim); gradient: of (out * cotangent).sum() by x."
-        record = {"method": method, "source": source, "notes": notes, "cases": make()}
-        path = FOLDER / f"{method}.json"
-        path.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
+        write(method, source, notes, make())
 
 
 if __name__ == "__main__":

@@ -259,9 +259,10 @@ def validated_positions(
 
 
 def validated_bias_positions(
-    caller: str, q_positions: Any, kv_positions: Any
+    caller: str, q_positions: Any, kv_positions: Any, num_axes: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Return the checked positions of the queries and keys of a bias, each (len) or (batch, len).
+    """Return the checked positions of the queries and keys of a bias, each (len) or (batch, len),
+    with a last axis of components if num_axes > 1.
 
     Raises: as validated_positions.
     """
@@ -271,17 +272,50 @@ def validated_bias_positions(
         kv_positions = _range_as_tensor(caller, "kv_positions", kv_positions)
     _check_position_dtype(caller, "q_positions", q_positions)
     _check_position_dtype(caller, "kv_positions", kv_positions)
-    check_flat_positions(q_positions, kv_positions)
-    batch_sizes = {t.shape[0] for t in (q_positions, kv_positions) if t.ndim == 2} - {1}
+    if num_axes == 1:
+        check_flat_positions(q_positions, kv_positions)
+    else:
+        _check_components(caller, "q_positions", q_positions, num_axes)
+        _check_components(caller, "kv_positions", kv_positions, num_axes)
+    num_axes_without_batch = 1 + (num_axes > 1)
+    batch_sizes = {
+        t.shape[0] for t in (q_positions, kv_positions) if t.ndim > num_axes_without_batch
+    } - {1}
     if len(batch_sizes) > 1:
         raise ValueError(
             f"{caller}: q_positions and kv_positions must have the same batch size, "
             f"got {tuple(q_positions.shape)} and {tuple(kv_positions.shape)}."
         )
     return (
-        _as_int64_or_real(caller, "q_positions", q_positions, 1),
-        _as_int64_or_real(caller, "kv_positions", kv_positions, 1),
+        _as_int64_or_real(caller, "q_positions", q_positions, num_axes),
+        _as_int64_or_real(caller, "kv_positions", kv_positions, num_axes),
     )
+
+
+def _check_components(caller: str, name: str, positions: Tensor, num_axes: int) -> None:
+    """Raise ValueError unless positions are (len, num_axes) or (batch, len, num_axes)."""
+    if positions.ndim not in (2, 3) or positions.shape[-1] != num_axes:
+        raise ValueError(
+            f"{caller}: {name} must have shape (len, {num_axes}) or (batch, len, {num_axes}), as "
+            f"posenc.positions.grid returns, got {tuple(positions.shape)}."
+        )
+
+
+def whole_cells(caller: str, positions: Tensor) -> Tensor:
+    """Return positions (..., 2) of rows and columns as integers, with 0 for NaN. Raise ValueError
+    for a position between two cells; positions that are not on the CPU are not checked."""
+    if not positions.is_floating_point():
+        return positions
+    cells = move_placeless_to_origin(positions)
+    rounded_cells = cells.floor()
+    _, largest_fraction = extremes_if_readable(cells - rounded_cells) or (0, 0)
+    if not largest_fraction == 0:
+        raise ValueError(
+            f"{caller}: positions must be whole rows and columns, as posenc.positions.grid "
+            "returns, or NaN for class tokens; got one between two cells. Use resize for another "
+            "grid, or SinCos2D for real coordinates."
+        )
+    return rounded_cells.long()
 
 
 def require_integers(encoding_name: str, *positions: Tensor) -> None:

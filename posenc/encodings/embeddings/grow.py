@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
+from posenc.encodings.numerics.resize_grid import resize_rows_of_grid
 from posenc.encodings.numerics.slopes_and_buckets import check_hierarchical, rows_to_interpolate
 
 
@@ -132,12 +132,6 @@ def interpolate_2d(
     align_corners with antialias.
     Source: He et al. 2022, arXiv:2111.06377, github.com/facebookresearch/mae util/pos_embed.py.
     """
-    if mode not in ("bicubic", "bilinear"):
-        raise ValueError(f"interpolate_2d: mode must be 'bicubic' or 'bilinear', got {mode!r}.")
-    if align_corners and antialias:
-        raise ValueError(
-            "interpolate_2d: give align_corners or antialias, not both: antialiasing aligns edges."
-        )
     kept_rows = table[:extra_rows]
     rows = table[extra_rows:]
     height, width = old_grid
@@ -146,12 +140,16 @@ def interpolate_2d(
             f"interpolate_2d: the table has {len(table)} rows, {extra_rows} of them extra, "
             f"and cannot be resized from a grid of {old_grid} to {new_grid}."
         )
-    image = rows.to(_work_dtype(table)).unflatten(0, old_grid).permute(2, 0, 1)[None]
-    # Give the size, because a rounded scale factor would lose a row or a column.
-    new_image = F.interpolate(
-        image, size=new_grid, mode=mode, align_corners=align_corners, antialias=antialias
+    new_rows = resize_rows_of_grid(
+        "interpolate_2d",
+        rows,
+        old_grid,
+        new_grid,
+        mode=mode,
+        align_corners=align_corners,
+        antialias=antialias,
     )
-    return torch.cat([kept_rows, new_image[0].permute(1, 2, 0).flatten(0, 1).to(table.dtype)])
+    return torch.cat([kept_rows, new_rows])
 
 
 def _kept_and_position_rows(

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import check_count, explain_misfits
+from posenc.encodings.base.check_inputs import whole_cells
 from posenc.encodings.base.position_encoding import ModelShape
 from posenc.encodings.embeddings.added_embedding import AddedEmbedding
 from posenc.encodings.embeddings.grow import interpolate_2d
 from posenc.encodings.embeddings.learned import check_row_indices
-from posenc.encodings.numerics.torch_modes import extremes_if_readable
-from posenc.positions import has_no_place, move_placeless_to_origin
+from posenc.positions import has_no_place
 
 
 class Learned2D(AddedEmbedding):
@@ -116,24 +116,8 @@ class Learned2D(AddedEmbedding):
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
         """Return the vector of the table for each (row, column), (..., embed_dim) in `dtype`; zeros
         for tokens whose row or column is NaN."""
-        row, column = self._cells(positions).unbind(-1)
+        row, column = whole_cells("Learned2D", positions).unbind(-1)
         check_row_indices("Learned2D", "row", row, self.height)
         check_row_indices("Learned2D", "column", column, self.width)
         rows = F.embedding(row * self.width + column, self.weight).to(dtype)
         return rows.masked_fill(has_no_place(positions)[..., None], 0)
-
-    def _cells(self, positions: Tensor) -> Tensor:
-        """Return positions (row, column) as integers, with 0 for NaN. Raise ValueError for a
-        position between two cells; positions that are not on the CPU are not checked."""
-        if not positions.is_floating_point():
-            return positions
-        cells = move_placeless_to_origin(positions)
-        whole_cells = cells.floor()
-        _, largest_fraction = extremes_if_readable(cells - whole_cells) or (0, 0)
-        if not largest_fraction == 0:
-            raise ValueError(
-                "Learned2D: positions must be whole rows and columns, as posenc.positions.grid "
-                "returns, or NaN for class tokens; got one between two cells. Use resize for "
-                "another grid, or SinCos2D for real coordinates."
-            )
-        return whole_cells.long()

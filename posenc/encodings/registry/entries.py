@@ -91,6 +91,8 @@ _ENTRIES: dict[str, Entry] = {
     "fox": Entry("posenc.encodings.scores.fox:FoX", "golden"),
     "dape": Entry("posenc.encodings.scores.dape:DAPE", "golden", {"inner": "kerple"}),
     "inkling": Entry("posenc.encodings.scores.inkling:RelativeLogits", "reference"),
+    "relative_bias_2d": Entry("posenc.encodings.scores.relative_bias_2d:RelativeBias2D", "golden"),
+    "swin_v2": Entry("posenc.encodings.scores.swin_v2:SwinV2Bias", "golden"),
     "shaw": Entry("posenc.encodings.values.shaw:Shaw", "golden"),
     "transformer_xl": Entry("posenc.encodings.scores.transformer_xl:TransformerXL", "golden"),
     "deberta": Entry("posenc.encodings.scores.deberta:DeBERTa", "golden"),

@@ -45,6 +45,11 @@ _OTHER_NAMES_BY_CLASS = {
         "visionrotaryembedding pixtral dinov3 rotaryembeddingdinov3"
     ),
     ("MixedRoPE", "mixed_rope"): "ropemixed",
+    ("RelativeBias2D", "relative_bias_2d"): (
+        "swin swinrelativepositionbias beit beitrelativepositionbias relposbias "
+        "relativepositionbiastable relativepositionbias2d windowattention"
+    ),
+    ("SwinV2Bias", "swin_v2"): "swinv2 continuouspositionbias cpb logcpb relposmlp",
     ("SinCos2D", "sincos_2d"): "sincos2d sincos2dembedding get2dsincosposembed",
     ("XPos", "xpos"): "lengthextrapolatable xposrope",
     ("FoX", "fox"): "forgettingtransformer forgettingattention forgetgate",
