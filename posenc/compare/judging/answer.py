@@ -16,6 +16,7 @@ from posenc.compare.judging.judgement import (
     why_no_interval,
 )
 from posenc.compare.judging.limits import limits_in_words
+from posenc.compare.judging.limits_of_table import sentence_on_units
 from posenc.compare.judging.near_far import count_failed_trials
 from posenc.compare.judging.standing import (
     Standing,
@@ -52,11 +53,10 @@ def conclude(study: Study) -> Study:
     )
     labelled_study = replace(labelled_study, summary=study.summary)
     units = units_of(study)
-    return replace(
-        study,
-        recommendation=units.write(answer(labelled_study)),
-        limits=units.write(limits_in_words(labelled_study)),
-    )
+    limits = units.write(limits_in_words(labelled_study))
+    if study.table is not None:
+        limits = f"{limits} {sentence_on_units(study.table)}".rstrip()
+    return replace(study, recommendation=units.write(answer(labelled_study)), limits=limits)
 
 
 def answer(study: Study) -> str:

@@ -443,7 +443,7 @@ def why_no_interval(standing: Standing) -> str | None:
         if pairs.degrees_of_freedom < 1 or num_needed_seeds <= max_num_seeds:
             return "they have too few seeds in common: run the same seeds of all"
         return f"{max_num_seeds} seeds cannot decide this: take --seeds {num_needed_seeds}"
-    return "the seeds are equal to the last digit, and copies are no evidence"
+    return "the seeds differ alike to the last digit, and copies are no evidence"
 
 
 def bits_that_may_turn(study: Study) -> tuple[float, float | None] | None:

@@ -17,7 +17,7 @@ from posenc.compare.judging.judgement import (
     judge,
     moves_of_leads,
 )
-from posenc.compare.judging.limits_of_table import sentences_on_table
+from posenc.compare.judging.limits_of_table import sentence_on_missing_columns
 from posenc.compare.judging.near_far import near_and_far
 from posenc.compare.judging.sentences import with_interval
 from posenc.compare.judging.served_by import SERVERS, servers_of
@@ -343,7 +343,7 @@ def limit_sentences(limits: StudyLimits) -> Iterator[str]:
     that must hold for a larger model was not tested."""
     yield f"{_size_of_study(limits)}: {_clause_on_longer_training(limits)}."
     if limits.table is not None:
-        yield from sentences_on_table(limits.table)
+        yield sentence_on_missing_columns(limits.table)
     if limits.has_text:
         yield f"Not tested: {join_names(_untested_in_words(limits))}."
         if limits.has_far:

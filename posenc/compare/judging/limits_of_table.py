@@ -1,7 +1,5 @@
 """What a study leaves open whose losses another program measured: what its table does not have."""
 
-from collections.abc import Iterator
-
 from posenc.compare.given_table import GivenTable
 from posenc.compare.judging.standing import MARGIN
 from posenc.report.report import join_names
@@ -20,17 +18,23 @@ _NEVER_IN_A_TABLE = (
 )
 
 
-def sentences_on_table(table: GivenTable) -> Iterator[str]:
-    """Yield what a table of losses does not have, and by which spread and margin it is judged.
+def sentence_on_missing_columns(table: GivenTable) -> str:
+    """Return what a table of losses does not have.
 
     >>> table = GivenTable("a.csv", "bits per byte", ("size", "steps", "seconds"))
-    >>> next(sentences_on_table(table))[:42]
+    >>> sentence_on_missing_columns(table)[:42]
     'Not in the table: losses by position, how '
     """
     missing = [words for column, words in _MEANING_OF_COLUMN.items() if column not in table.columns]
-    yield f"Not in the table: {join_names([*missing, *_NEVER_IN_A_TABLE])}."
-    if table.loss_unit != "bits per byte":
-        yield (
-            f"The difference of {MARGIN} bits that does not matter and the spread of seeds that is "
-            "expected are those of bits per byte, and these losses are per token."
-        )
+    return f"Not in the table: {join_names([*missing, *_NEVER_IN_A_TABLE])}."
+
+
+def sentence_on_units(table: GivenTable) -> str:
+    """Return by which margin and spread losses that are not per byte are judged; "" for those that
+    are."""
+    if table.loss_unit == "bits per byte":
+        return ""
+    return (
+        f"Losses are per token; that {MARGIN} bits do not matter, and how far seeds are expected "
+        "to spread, was chosen for bits per byte."
+    )

@@ -57,8 +57,8 @@ def _subtitle(study: Study) -> str:
     if study.table is not None:
         config = study.trials[0]
         parts.append(
-            f"Losses of {study.table.name}: trained on {config.train_length:,} at a time, tested "
-            f"up to {max(config.test_lengths):,}."
+            f"Losses of {study.table.name}, in {units_of(study).bits}: trained on "
+            f"{config.train_length:,} tokens at a time, tested up to {max(config.test_lengths):,}."
         )
         parts += study.table.notes
     if study.corpus is not None:

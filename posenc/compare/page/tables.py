@@ -288,6 +288,8 @@ def reading_sections(study: Study) -> Iterator[Section]:
     """Yield the section of the rows of a text; nothing if no row has far losses, as in old
     results, which the section of the text then says."""
     rows = rows_of(study)
+    if study.table is not None and at_equal_time(study) is None:
+        return  # no cell would have a number
     if not any(row.far_by_length for row in rows):
         if any(len(row.trial.test_lengths) > 1 for row in rows):
             far_targets = f"far {units_of(study).length}"

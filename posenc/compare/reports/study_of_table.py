@@ -141,7 +141,7 @@ def _study(table: LossTable, train_length: int, trained_length: int | None, comm
     steps = _common_steps(table.name, finished_trials)
     results = []
     for (encoding, seed), rows_of_trial in trials.items():
-        config = _config(encoding, seed, test_lengths, steps)
+        config = _config(encoding, seed, test_lengths, steps, table.unit.per)
         results.append(_result(rows_of_trial, config))
     notes = _notes(table, train_length, trained_length, steps)
     study = Study(
@@ -330,8 +330,11 @@ def _common_steps(name: str, trials: _Trials) -> int:
     return steps_of[longest]
 
 
-def _config(encoding: str, seed: int, test_lengths: tuple[int, ...], steps: int) -> TrialConfig:
-    """Return the config of a trial of which nothing else is known."""
+def _config(
+    encoding: str, seed: int, test_lengths: tuple[int, ...], steps: int, loss_is_per: str
+) -> TrialConfig:
+    """Return the config of a trial of which nothing else is known. loss_is_per: "token" or
+    "byte"."""
     unknown_numbers = dict.fromkeys(("batch", "width", "layers", "heads", "kv_heads"), 0)
     unknown_texts = dict.fromkeys(("corpus", "device", "precision", "torch"), "")
     return TrialConfig(
@@ -342,6 +345,8 @@ def _config(encoding: str, seed: int, test_lengths: tuple[int, ...], steps: int)
         steps=steps,
         lr=0.0,
         recipe=0,
+        # Losses per byte are of a text whose bytes somebody counted.
+        tokenizer="of the table" if loss_is_per == "byte" else "",
         **unknown_numbers,
         **unknown_texts,
     )

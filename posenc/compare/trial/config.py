@@ -177,13 +177,13 @@ class TrialConfig:
     @property
     def length_unit(self) -> str:
         """Return what lengths of the text count: "bytes" or "tokens"."""
-        return "tokens" if self.vocabulary else "bytes"
+        return "tokens" if self.vocabulary or self.is_of_table else "bytes"
 
     @property
     def loss_unit(self) -> str:
         """Return what a loss on the text is for: "byte"; "token" for tokens whose bytes are not
         known."""
-        return "token" if self.vocabulary and not self.tokenizer else "byte"
+        return "token" if self.length_unit == "tokens" and not self.tokenizer else "byte"
 
     @property
     def folder(self) -> str:

@@ -1,5 +1,8 @@
 """Losses of other trainers get the verdicts of compare."""
 
+import csv
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +12,11 @@ import posenc
 from posenc.compare.judging.answer import answer_and_choices, conclude
 from posenc.compare.judging.judgement import verdicts_of_pairs
 from posenc.compare.judging.near_far import standings
+from posenc.compare.page.numbers import facts_of
+from posenc.compare.page.report import report_of
 from posenc.compare.results import Study, with_labels
+from posenc.report.html_page import page_of
+from posenc.report.report import cell_text
 from tests.compare.reports.loss_tables import records_of, write_csv
 from tests.experiment import experiment
 
@@ -60,5 +67,111 @@ def test_a_study_of_compare_is_judged_alike(tmp_path):
     study = without_windows(with_labels(Study.read(RESULTS / "compare/study.json")))
     judged = posenc.compare.judge(write_csv(tmp_path / "losses.csv", records_of(study)))
     assert verdicts(judged) == verdicts(study)
-    assert judged.recommendation == study.recommendation
-    assert answer_and_choices(judged) == answer_and_choices(study)
+    assert judged.recommendation == study.recommendation.replace("bytes", "tokens")
+    assert answer_and_choices(judged)[1:] == answer_and_choices(study)[1:]
+    tables, judged_tables = report_of(study).tables(), report_of(judged).tables()
+    for name in ("text", "curves", "seeds-at-128-bytes"):
+        shown, judged_shown = (
+            [[cell_text(cell).replace("cannot", "–") for cell in row] for row in each.rows]
+            for each in (tables[name], judged_tables[name.replace("bytes", "tokens")])
+        )
+        assert [row[:6] for row in judged_shown] == [row[:6] for row in shown]
+
+
+LOSSES = {"rope": (3.30, 3.312), "alibi": (3.52, 3.507), "nope": (3.71, 3.722)}
+
+
+def table_of(column: str, factor: float = 1.0) -> list[dict[str, object]]:
+    """Losses of three encodings and two seeds, in nats times a factor."""
+    return [
+        {"encoding": name, "seed": seed, "length": 512, column: factor * loss}
+        for name, of_seeds in LOSSES.items()
+        for seed, loss in enumerate(of_seeds)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("column", "factor", "unit"),
+    [
+        ("loss", 1.0, "bits per token"),
+        ("bits", 1 / math.log(2), "bits per token"),
+        ("bits_per_token", 1 / math.log(2), "bits per token"),
+        ("bits_per_byte", 1 / math.log(2), "bits per byte"),
+    ],
+)
+def test_losses_are_read_in_their_unit_and_shown_in_bits(column, factor, unit):
+    judged = posenc.compare.judge(table_of(column, factor))
+    (near,) = facts_of(judged)["places"]
+    assert near["unit"] == unit and near["where"] == "512 tokens"
+    assert near["encodings"][0]["mean"] == pytest.approx(3.306 / math.log(2))
+    assert judged.recommendation.startswith(
+        "rope leads after this training: 4.77 bits (alibi +0.30"
+    )
+    assert ("was chosen for bits per byte" in judged.limits) == (unit == "bits per token")
+    assert ("taken as nats per token" in " ".join(judged.table.notes)) == (column == "loss")
+    page = page_of(report_of(judged)).html()
+    assert f"Losses of the table, in {unit}: trained on 512 tokens at a time" in page
+    text = re.sub(r"<style.*?</style>|<[^>]+>", " ", page, flags=re.DOTALL)
+    assert not re.findall(r"(?<!per )(?<!for bits per )\bbytes?\b", text)
+
+
+def test_columns_for_each_length_are_the_same_table():
+    long, wide = [], []
+    for name, of_seeds in LOSSES.items():
+        for seed, loss in enumerate(of_seeds):
+            trial = {"encoding": name, "seed": seed}
+            long += [
+                {**trial, "length": 128, "bits": loss},
+                {**trial, "length": 512, "bits": loss + 1},
+            ]
+            wide.append({**trial, "bits_128": loss, "bits_512": loss + 1})
+    assert posenc.compare.judge(long).summary == posenc.compare.judge(wide).summary
+    # An encoding without a loss at a length is not judged there.
+    del wide[-1]["bits_512"], wide[-2]["bits_512"]
+    judged = posenc.compare.judge(wide)
+    assert judged.results[-1].by_length[1].cannot == "the table has no loss there"
+    assert cell_text(report_of(judged).tables()["text"].rows[-1][2]) == "–"
+
+
+class Frame:
+    """What of a pandas DataFrame is used, where pandas is not installed."""
+
+    def __init__(self, records):
+        self.records = records
+        self.columns = [*records[0]]
+
+    def to_dict(self, orient):
+        assert orient == "records"
+        return self.records
+
+
+def test_a_data_frame_is_read_without_pandas_as_a_dependency():
+    judged = posenc.compare.judge(Frame(table_of("loss")))
+    assert judged.recommendation == posenc.compare.judge(table_of("loss")).recommendation
+
+
+def test_a_data_frame_of_pandas_is_read():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(table_of("loss")).assign(steps=None, size=pandas.NA)
+    judged = posenc.compare.judge(frame)
+    assert judged.recommendation == posenc.compare.judge(table_of("loss")).recommendation
+    wide = frame.pivot(index=["encoding", "seed"], columns="length", values="loss").reset_index()
+    assert {*posenc.compare.judge(wide).summary} == {*judged.summary}
+
+
+def test_nothing_is_written_but_by_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    posenc.compare.judge(table_of("loss"))
+    assert not list(tmp_path.iterdir())
+    posenc.compare.judge(table_of("loss"), out="page")
+    assert sorted(path.name for path in (tmp_path / "page").iterdir()) == [
+        "report.html",
+        "results.csv",
+    ]
+    rows = [*csv.DictReader((tmp_path / "page/results.csv").read_text("utf-8").splitlines())]
+    unknown = {"batch", "width", "lr", "objective", "precision", "recipe", "encoding_lr", "steps"}
+    assert {row[name] for row in rows for name in unknown} == {""}
+    posenc.compare.judge(table_of("loss"), out="page")  # over its own
+    (tmp_path / "page/results.csv").write_text("mine", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"is not posenc's\. Choose another folder"):
+        posenc.compare.judge(table_of("loss"), out="page")
