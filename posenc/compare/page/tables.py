@@ -288,8 +288,11 @@ def reading_sections(study: Study) -> Iterator[Section]:
     """Yield the section of the rows of a text; nothing if no row has far losses, as in old
     results, which the section of the text then says."""
     rows = rows_of(study)
-    if study.table is not None and at_equal_time(study) is None:
-        return  # no cell would have a number
+    if study.table is not None:
+        equal_time = at_equal_time(study)
+        if equal_time is not None:
+            yield Section("What rows cost", [_table_of_costs(study, equal_time)])
+        return
     if not any(row.far_by_length for row in rows):
         if any(len(row.trial.test_lengths) > 1 for row in rows):
             far_targets = f"far {units_of(study).length}"
@@ -320,9 +323,7 @@ def _row_blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
         _table_row(name, seed_rows, longest_length, equal_time) for name, seed_rows in ordered_rows
     ]
     caption = "Lowest far loss first."
-    if equal_time is not None and trial.is_of_table:
-        caption += f" Costs are multiples of {equal_time.cheapest}'s seconds in the table."
-    elif equal_time is not None:
+    if equal_time is not None:
         measured_at = (
             f"with {trial.precision} on the {trial.device} of this run at "
             f"{trial.train_length:,} {units.length}"
@@ -343,6 +344,21 @@ def _row_blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
             f"{trial.num_windows}: the test text has room for no more of {longest_length:,} "
             f"{units.length}, so its intervals are wide."
         )
+
+
+def _table_of_costs(study: Study, equal_time: EqualTime) -> Table:
+    """Return the table of rows whose losses another program measured: what their training cost."""
+    header = [
+        "row",
+        Heading("costs", _base_of_costs(equal_time)),
+        Heading("equal time", f"{units_of(study).bits}; range"),
+    ]
+    table_rows = [
+        [name, *_time_cells(seed_rows, equal_time)]
+        for name, seed_rows in rows_by_name(study).items()
+    ]
+    caption = f"Costs are multiples of {equal_time.cheapest}'s seconds in the table."
+    return Table(header, table_rows, caption, as_cards=True, name="rows")
 
 
 def _base_of_costs(equal_time: EqualTime | None) -> str:
@@ -380,8 +396,6 @@ def _context_cells(name: str, rows: Sequence[Row], scores: Sequence[FarScore]) -
     """Return the three cells of a row on the context of far bytes: their loss with near context
     only, what far context saves, how many bytes of context the row uses. scores: those of the
     longest windows."""
-    if rows[0].trial.is_of_table:
-        return [None, None, None]
     reason = next((score.cannot for score in scores if score.cannot), None)
     far_losses = [score.far for score in scores if score.far is not None]
     near_context_losses = [score.far_near for score in scores if score.far_near is not None]

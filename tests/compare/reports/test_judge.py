@@ -12,9 +12,11 @@ import posenc
 from posenc.compare.judging.answer import answer_and_choices, conclude
 from posenc.compare.judging.judgement import verdicts_of_pairs
 from posenc.compare.judging.near_far import standings
+from posenc.compare.page.figures import curve_plots
 from posenc.compare.page.numbers import facts_of
 from posenc.compare.page.report import report_of
 from posenc.compare.results import Study, with_labels
+from posenc.report.chart import split_by_series
 from posenc.report.html_page import page_of
 from posenc.report.report import cell_text
 from tests.compare.reports.loss_tables import records_of, write_csv
@@ -175,3 +177,31 @@ def test_nothing_is_written_but_by_out(tmp_path, monkeypatch):
     (tmp_path / "page/results.csv").write_text("mine", encoding="utf-8")
     with pytest.raises(ValueError, match=r"is not posenc's\. Choose another folder"):
         posenc.compare.judge(table_of("loss"), out="page")
+
+
+def test_seconds_of_the_table_say_what_training_costs():
+    seconds = {"rope": 100.0, "alibi": 101.0, "nope": 150.0}
+    table = [row | {"seconds": seconds[row["encoding"]]} for row in table_of("loss")]
+    judged = posenc.compare.judge(table)
+    costs = {row[0]: cell_text(row[1]) for row in report_of(judged).tables()["rows"].rows}
+    assert costs == {"rope": "1.00", "alibi": "1.01", "nope": "1.50"}
+    assert "seconds of training" not in judged.limits
+    without = posenc.compare.judge(table_of("loss"))
+    assert "rows" not in report_of(without).tables()
+    assert "Not in the table: the size of the models, steps, seconds of training," in without.limits
+
+
+def test_a_curve_in_the_table_tells_use_from_leads():
+    """Rows of fewer steps: the last doubling saves less than the lead."""
+    curve = [
+        row | {"steps": steps, "loss": row["loss"] + more}
+        for row in table_of("loss")
+        for steps, more in ((100, 0.8), (250, 0.06), (500, 0.02), (1000, 0.0))
+    ]
+    judged = posenc.compare.judge(curve)
+    assert judged.recommendation.startswith("Use rope: 4.77 bits")
+    assert "1,000 steps: the loss still falls 0.07 bits per doubling" in judged.limits
+    last = [row for row in curve if row["steps"] == 1000]
+    assert posenc.compare.judge(last).recommendation.startswith("rope leads after this training")
+    (training,) = [p for p in curve_plots(judged) if p.name == "training"]
+    assert {*split_by_series(training.chart.data)} == {*LOSSES}  # no curves of training batches
