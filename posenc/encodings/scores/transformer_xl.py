@@ -45,6 +45,9 @@ class TransformerXL(PositionEncoding):
         clamp_len: the largest distance; larger ones are clamped to it. None: no limit.
         untied: each layer has its own u and v (the authors' untie_r); in the paper layers share
             them.
+        interleaved: the columns of projection.weight are for R = [sin, cos, sin, cos, ...], as in
+            Conformers (ESPnet, NeMo, wav2vec2-conformer); False: first for all sines, then for all
+            cosines, as in the authors' code.
 
     Shapes: q_positions (batch, q_len), kv_positions (batch, kv_len) -> (batch, num_heads, q_len,
     kv_len). u, v (num_heads, head_dim); projection.weight (num_heads * head_dim, embed_dim).
@@ -75,11 +78,13 @@ class TransformerXL(PositionEncoding):
         *,
         clamp_len: int | None = None,
         untied: bool = False,
+        interleaved: bool = False,
     ) -> None:
         super().__init__()
         if embed_dim % 2:
             raise ValueError(f"TransformerXL: embed_dim must be even, got {embed_dim}.")
         self.clamp_len = clamp_len
+        self.interleaved = interleaved
         self.claims = replace(self.claims, shared_parameters=() if untied else ("u", "v"))
         self.exact_frequencies = ExactFrequencies(inverse_frequencies(embed_dim))
         self.u = nn.Parameter(torch.empty(num_heads, head_dim))
@@ -96,7 +101,7 @@ class TransformerXL(PositionEncoding):
         self, distance: Real[Tensor, "*where"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where embed_dim"]:
         """Return the sinusoid R of each distance, clamped to clamp_len: (*distance.shape,
-        embed_dim), all sines, then all cosines."""
+        embed_dim), all sines, then all cosines, also if `interleaved`."""
         if self.clamp_len is not None:
             distance = distance.clamp(-self.clamp_len, self.clamp_len)
         cos, sin = self.exact_frequencies.cos_sin(distance, dtype)
@@ -126,15 +131,25 @@ class TransformerXL(PositionEncoding):
     ) -> Float[Tensor, "num_heads distances head_dim"]:
         """Return the projected sinusoid W R of each distance, split by head: (num_heads, distances,
         head_dim)."""
-        projected = read_linear(self.projection, dtype).weight @ self.sinusoid(distance, dtype).mT
+        projected = self._weight_of_sines_and_cosines(dtype) @ self.sinusoid(distance, dtype).mT
         return projected.unflatten(0, self.u.shape).mT
 
     def projection_by_head(
         self, dtype: torch.dtype
     ) -> Float[Tensor, "num_heads head_dim embed_dim"]:
         """Return the weight W of the projection in this dtype, split by head: (num_heads, head_dim,
-        embed_dim)."""
-        return read_linear(self.projection, dtype).weight.unflatten(0, self.u.shape)
+        embed_dim), columns for all sines first."""
+        return self._weight_of_sines_and_cosines(dtype).unflatten(0, self.u.shape)
+
+    def _weight_of_sines_and_cosines(
+        self, dtype: torch.dtype
+    ) -> Float[Tensor, "channels embed_dim"]:
+        """Return the weight of the projection in this dtype, with the columns of all sines before
+        those of all cosines, however they are stored."""
+        weight = read_linear(self.projection, dtype).weight
+        if not self.interleaved:
+            return weight
+        return torch.cat([weight[:, 0::2], weight[:, 1::2]], dim=1)
 
 
 class TransformerXLTerm(ProductsByDistance):

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.arguments import check_count
 from posenc.encodings.base.check_inputs import require_integers
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import PositionEncoding, check_head_dim
@@ -21,7 +22,7 @@ class Shaw(PositionEncoding):
     """Add a learned vector to each key and each value, by the distance clipped to max_distance.
 
     score[i, j] = scale * q_i . (k_j + key_table[r]),  out_i = sum_j weight[i, j] (v_j +
-    value_table[r]),  r = clip(position_j - position_i, -max_distance, max_distance) + max_distance
+    value_table[r]),  r = clip(position_j - position_i, -max_distance, max_future) + max_distance
 
     No tensor q_len x kv_len x head_dim is materialized: q . key_table has a column per distance,
     and weights are summed per distance before they are multiplied with value_table.
@@ -30,12 +31,15 @@ class Shaw(PositionEncoding):
         head_dim: size of one head; the tables are shared by all heads.
         max_distance: larger distances use the row of this one (k in the paper).
         values: False leaves out value_table; the paper finds little loss without it.
+        max_future: the same for keys after the query; None: max_distance, as in the paper. w2v-BERT
+            2.0 is Shaw(head_dim, max_distance=64, max_future=8, values=False).
 
     Shapes: q_positions (q_len), kv_positions (kv_len), integer -> like scores and values. Tables:
-    (2 * max_distance + 1, head_dim), row 0 for keys max_distance or more behind the query's
-    position.
+    (max_distance + max_future + 1, head_dim), row 0 for keys max_distance or more behind the
+    query's position.
     Units: distances in tokens. Precision: in float32 or better.
-    Raises: ValueError if max_distance < 1; TypeError for positions that are not integers.
+    Raises: ValueError if max_distance or max_future is below 1; TypeError for positions that are
+    not integers.
     Source: Shaw et al. 2018, arXiv:1803.02155, equations 3-5; github.com/tensorflow/tensor2tensor.
 
     >>> shaw = posenc.Shaw(head_dim=16, max_distance=4)
@@ -50,12 +54,21 @@ class Shaw(PositionEncoding):
         scope="layer",
     )
 
-    def __init__(self, head_dim: int, *, max_distance: int = 16, values: bool = True) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        max_distance: int = 16,
+        values: bool = True,
+        max_future: int | None = None,
+    ) -> None:
         super().__init__()
         self.head_dim = head_dim
         self.max_distance = max_distance
+        self.max_future = max_distance if max_future is None else max_future
+        check_count("Shaw", "max_future", self.max_future)
         self.claims = replace(self.claims, places=(3, 4) if values else (3,))
-        num_rows = 2 * max_distance + 1
+        num_rows = max_distance + self.max_future + 1
         self.key_table = nn.Parameter(torch.empty(num_rows, head_dim))
         self.value_table = nn.Parameter(torch.empty(num_rows, head_dim)) if values else None
         self.reset_parameters()
@@ -68,7 +81,7 @@ class Shaw(PositionEncoding):
 
     def row(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
         """Return the row of the tables for each integer distance (positive: the past)."""
-        return self.max_distance - distance.clamp(-self.max_distance, self.max_distance)
+        return self.max_distance - distance.clamp(-self.max_future, self.max_distance)
 
     def term(self, q: Tokens, k: Tokens) -> "ShawTerm":
         require_integers("Shaw", q.positions, k.positions)
@@ -89,7 +102,7 @@ class ShawTerm(ProductsByDistance):
         def key_vectors(distance: Tensor) -> Tensor:
             return scale * shaw.key_table.to(dtype)[None, shaw.row(distance)]
 
-        ends = (-shaw.max_distance, shaw.max_distance)
+        ends = (-shaw.max_future, shaw.max_distance)
         super().__init__(q, k, ends, q.x.to(dtype), key_vectors)
         self.shaw = shaw
         self.dtype = dtype
