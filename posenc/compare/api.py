@@ -1,13 +1,27 @@
-"""`posenc compare` as a function."""
+"""`posenc compare` as functions: run a comparison, and load a model that one has trained."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posenc.arguments import explain_misfits
 from posenc.compare.options import Options, check_options
-from posenc.compare.results import Study
+from posenc.compare.results import Study, TrialResult
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.result_files import (
+    WEIGHTS_FILE,
+    CorruptResult,
+    load_result,
+)
+from posenc.files.find_texts import STUDY_FILE
+from posenc.files.opening import read_file_bytes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from posenc.compare.trial.windows import TextTokenizer
 
 
 @explain_misfits
@@ -76,6 +90,120 @@ def run(
     )
     check_options(chosen_options)
     return run_sizes.run(chosen_options, show=False)
+
+
+class TrainedModel(NamedTuple):
+    """A model that a comparison has trained.
+
+    model: a `posenc.Decoder` or another model of an objective or task, on the CPU, for evaluation.
+    tokenizer: has `encode` and `decode`; None for a task, and for tokens without a tokenizer.
+    trial: its settings and the recipe.
+    huggingface: its folder for transformers, if it has one.
+    """
+
+    model: "nn.Module"
+    tokenizer: "TextTokenizer | None"
+    trial: TrialConfig
+    huggingface: Path | None
+
+
+@explain_misfits
+def load(run: str | Path, encoding: str, seed: int = 0, *, task: str = "text") -> TrainedModel:
+    """Return the model that a run has trained with an encoding, and the tokenizer of its text.
+
+    An encoding of a file or package of yours is built by running its code.
+
+    Args:
+        run: the folder of a run of posenc compare.
+        encoding: its name on the page, or the text that it was named by.
+        seed: which seed.
+        task: "text", or a task of the run.
+
+    Raises: ValueError for a folder without such a trial, or one that has not finished; its weights
+    may also be in the run that it was reused from.
+
+    >>> import tempfile
+    >>> small = {"train_length": 16, "batch": 2, "width": 16, "layers": 1, "heads": 1, "seeds": 1}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     text, out = Path(folder, "text.txt"), Path(folder, "study")
+    ...     _ = text.write_text(" ".join(f"{n} times {n} is {n * n}." for n in range(200)))
+    ...     _ = posenc.compare.run(
+    ...         ["rope"], text=text, test_lengths=[16], steps=1, out=out, **small
+    ...     )
+    ...     model, tokenizer, *_ = posenc.compare.load(out, "rope", seed=0)
+    >>> model(torch.tensor([tokenizer.encode("2 times")])).shape
+    torch.Size([1, 7, 257])
+    """
+    from safetensors.torch import load as load_safetensors
+
+    from posenc.compare.trial.train import build_model
+    from posenc.compare.trial.windows import tokenizer_of_text
+
+    folder = Path(run)
+    trial, result = _finished_trial(folder, encoding, seed, task)
+    home = _folder_with_weights(folder, trial, result)
+    model = build_model(replace(trial, device="cpu", compile=False))
+    try:
+        model.load_state_dict(load_safetensors(read_file_bytes(home / WEIGHTS_FILE, None)))
+    except Exception as error:  # safetensors and torch raise many for a damaged file
+        raise ValueError(
+            f"{home / WEIGHTS_FILE} does not hold the weights of {encoding} "
+            f"({type(error).__name__}). Run the comparison again."
+        ) from error
+    huggingface_folder = home / "huggingface"
+    return TrainedModel(
+        model.eval(),
+        tokenizer_of_text(folder, trial),
+        trial,
+        huggingface_folder if huggingface_folder.is_dir() else None,
+    )
+
+
+def _finished_trial(
+    folder: Path, encoding: str, seed: int, task: str
+) -> tuple[TrialConfig, TrialResult]:
+    """Return a trial of a run and its result. Raises ValueError if the run has none, or the trial
+    has not finished."""
+    if not (folder / STUDY_FILE).is_file():
+        raise ValueError(f"{folder} holds no {STUDY_FILE}. Give a folder of posenc compare.")
+    study = Study.read(folder / STUDY_FILE)
+    trials_of_task = [trial for trial in study.trials if trial.task == task]
+    if not trials_of_task:
+        tasks = ", ".join(dict.fromkeys(trial.task for trial in study.trials))
+        raise ValueError(f"{folder} has no trial on {task!r}; its tasks are {tasks}.")
+    text_of_name = {
+        study.labels.get(trial.encoding, trial.encoding): trial.encoding for trial in trials_of_task
+    }
+    wanted_text = text_of_name.get(encoding, encoding)
+    trials = {trial.seed: trial for trial in trials_of_task if trial.encoding == wanted_text}
+    if not trials:
+        names = ", ".join(text_of_name)
+        raise ValueError(f"{folder} has no encoding {encoding!r}; it has {names}.")
+    if seed not in trials:
+        seeds = ", ".join(map(str, sorted(trials)))
+        raise ValueError(f"{folder} has no seed {seed} of {encoding}; it has {seeds}.")
+    trial = trials[seed]
+    try:
+        result = load_result(folder, trial)
+    except CorruptResult as error:
+        raise ValueError(f"{folder / trial.folder} is damaged ({error}).") from None
+    if result is None or result.reason is not None:
+        why = "has not finished" if result is None else f"failed: {result.reason}"
+        raise ValueError(f"{trial.folder} in {folder} {why}. Run the comparison again.")
+    return trial, result
+
+
+def _folder_with_weights(folder: Path, trial: TrialConfig, result: TrialResult) -> Path:
+    """Return the trial's folder that has its weights: in the run, or in the one that the trial was
+    reused from. Raises ValueError if there is none."""
+    homes = [folder / trial.folder]
+    if result.timing is not None and result.timing.reused_from:
+        homes.append(Path(result.timing.reused_from) / trial.folder)
+    for home in homes:
+        if (home / WEIGHTS_FILE).is_file():
+            return home
+    places = " nor ".join(map(str, homes))
+    raise ValueError(f"{WEIGHTS_FILE} is not in {places}. Run the comparison again.")
 
 
 def _list_of_texts(name: str, value: Any, item_type: Any, items_in_words: str) -> list[str] | None:

@@ -5,6 +5,7 @@ result.json depends only on the config.
 
 import dataclasses
 import inspect
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,12 +29,18 @@ from posenc.compare.trial.readings import (
     read_in_window,
     tune_and_read,
 )
-from posenc.compare.trial.result_files import SPLITS, WEIGHTS_FILE, save_result
+from posenc.compare.trial.result_files import (
+    SPLITS,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    folder_of_text,
+    save_result,
+)
 from posenc.compare.trial.task_of_trial import max_row_tokens, task_of
 from posenc.compare.trial.windows import read_split, read_token_bytes
 from posenc.encodings import ModelShape, PositionEncoding, Within, create, entry, parse
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import remove_folder
+from posenc.files.opening import read_file_bytes, remove_folder
 from posenc.hf.checkpoint.decoder_as_llama import can_export_llama, export_llama
 from posenc.machine import hardware
 from posenc.models import Decoder
@@ -93,8 +100,19 @@ def run_trial(
     write_atomically(folder / WEIGHTS_FILE, save(weights))
     if task is None and type(model) is Decoder and can_export_llama(model):
         export_llama(model, folder / "huggingface", max_positions=config.train_length)
+        _export_tokenizer(folder_of_text(study_folder, config.corpus), folder / "huggingface")
     save_result(folder, result)
     checkpoint.delete_checkpoint(folder)
+
+
+def _export_tokenizer(text_folder: Path, folder: Path) -> None:
+    """Copy the tokenizer of a text of tokens into a Hugging Face folder, if there is one."""
+    file = text_folder / TOKENIZER_FILE
+    if file.is_file():
+        write_atomically(folder / TOKENIZER_FILE, read_file_bytes(file, None))
+        # Otherwise transformers takes the class of the model, which may cut text in another way.
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        write_atomically(folder / "tokenizer_config.json", json.dumps(settings))
 
 
 class _TestedOnText(NamedTuple):

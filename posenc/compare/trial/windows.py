@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.result_files import folder_of_text
+from posenc.compare.trial.result_files import TOKENIZER_FILE, folder_of_text
+from posenc.hf.checkpoint.text_tokenizer import ByteTokenizer, TextTokenizer, read_tokenizer
 
 VOCABULARY_SIZE = 257
 """Number of symbols of a text of bytes: these, and the symbol after each file."""
@@ -56,6 +57,17 @@ def read_token_bytes(folder: Path, config: TrialConfig) -> Tensor | None:
     path = symbol_file(text_folder, TOKEN_BYTES_FILE, config.vocabulary)
     counts = np.fromfile(path, dtype=symbol_dtype(config.vocabulary))
     return torch.from_numpy(counts.astype(np.float64))
+
+
+def tokenizer_of_text(folder: Path, config: TrialConfig) -> TextTokenizer | None:
+    """Return the tokenizer of a trial's text: that of bytes, or the one that was kept with the
+    tokens; None for a task, and for tokens that no tokenizer was given for. folder: of the
+    study."""
+    if not config.is_on_text or (config.vocabulary and not config.tokenizer):
+        return None
+    if not config.vocabulary:
+        return ByteTokenizer()
+    return read_tokenizer(folder_of_text(folder, config.corpus) / TOKENIZER_FILE)
 
 
 def documents_of_tokens(tokens: Tensor, config: TrialConfig) -> Tensor | None:

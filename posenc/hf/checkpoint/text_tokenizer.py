@@ -3,10 +3,10 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -22,6 +22,38 @@ _SPACE_OF_SENTENCEPIECE = "\u2581"
 """The letter that stands for a space in the tokens of SentencePiece."""
 _BYTE_PATTERN = re.compile("<0x[0-9A-Fa-f]{2}>")
 """A token that is one byte, where a tokenizer falls back to bytes."""
+
+
+class TextTokenizer(Protocol):
+    """Encode text as tokens, and decode them."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        ...
+
+
+class ByteTokenizer:
+    """Encode text as the bytes of its UTF-8.
+
+    >>> tokenizer = ByteTokenizer()
+    >>> tokenizer.encode("é!")
+    [195, 169, 33]
+    >>> tokenizer.decode([195, 169, 33, 256])
+    'é!'
+    """
+
+    def encode(self, text: str) -> list[int]:
+        """Return the bytes of a text."""
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of bytes; what is none, such as the symbol after a file, is left out, and
+        a letter that is cut becomes a replacement character."""
+        return bytes(symbol for symbol in ids if symbol < 256).decode(errors="replace")
 
 
 class Tokenizer:
@@ -46,9 +78,10 @@ class Tokenizer:
         """Return the tokens of a text."""
         return self._backend.encode(text, add_special_tokens=False).ids
 
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of tokens, with that of special ones."""
-        return self._backend.decode(ids, skip_special_tokens=False)
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, with that of special ones; an id that no token has is left
+        out."""
+        return self._backend.decode(list(ids), skip_special_tokens=False)
 
     @cached_property
     def bytes_of_tokens(self) -> np.ndarray:
