@@ -59,7 +59,7 @@ def _write_choices(
         print(check.encoding, check.best, f"of {len(check.tried)}", check.edges)
     steps = search.trials[0].steps
     made = (
-        f"{len(results)} trials of {steps} steps with one seed, {datetime.now(UTC):%Y-%m-%d}, "
+        f"trials of {steps} steps with one seed, {datetime.now(UTC):%Y-%m-%d}, "
         "by experiments/equal_tuning.py"
     )
     recorded = RecordedChoices(recipe_of(recipe), made, checks)

@@ -108,8 +108,10 @@ class TrialResult(Record):
     by_position: losses by position inside the longest window that the encoding can run.
     far: losses of the last train_length targets of each longer window; () in old results.
     readings: scores of the same weights read in other ways; () in old results.
-    by_context: in old results, losses of the same target bytes (the last train_length // 2 of each
-        longest window) at the end of windows of growing length.
+    by_context: losses of the far targets of the longest windows, read with less context than the
+        training length: `length` tokens at most, and half of that at least. In old results without
+        `far`, losses of the last train_length // 2 bytes of each longest window, at the end of
+        windows of growing length.
     spec: all settings of the encoding in this trial.
     by_case: scores of every test of a task, the training length first.
     """

@@ -23,6 +23,8 @@ class Row:
     reading: one of READINGS.
     score_by_length: mean bits per byte over the windows of that length.
     far_by_length: beyond the training length only; {} in results from before it was kept.
+    by_context: losses of the far targets of the longest windows with less context than in training;
+        () in results from before it was kept, and after a tuning.
     seconds: training on one worker, the tuning included; None if not kept.
     steps_per_second: of the training at the training length; None if not kept.
     settings: every factor used: those of the encoding, "lr" and "encoding_lr".
@@ -34,6 +36,7 @@ class Row:
     seed: int
     score_by_length: Mapping[int, LengthScore]
     far_by_length: Mapping[int, FarScore]
+    by_context: tuple[LengthScore, ...]
     seconds: float | None
     steps_per_second: float | None
     parameters: int
@@ -74,10 +77,18 @@ def rows_of(study: Study) -> tuple[Row, ...]:
     for result in study.finished:
         if not result.config.is_on_text:
             continue
-        rows.append(_row(result, "trained", result.by_length, result.far))
+        # Old results have losses by context of other targets, and none of far ones.
+        by_context = result.by_context if result.far else ()
+        rows.append(_row(result, "trained", result.by_length, result.far, by_context))
         for reading in result.readings:
-            if reading.cannot is None:
-                rows.append(_row(result, reading.name, reading.by_length, reading.far))
+            if reading.cannot is not None:
+                continue
+            # A window of at least the training length does not change what has less context.
+            sees_the_same = (
+                reading.name == "window" and result.config.test_window >= result.config.train_length
+            )
+            contexts = by_context if sees_the_same else ()
+            rows.append(_row(result, reading.name, reading.by_length, reading.far, contexts))
     return tuple(rows)
 
 
@@ -249,6 +260,7 @@ def _row(
     reading: str,
     by_length: tuple[LengthScore, ...],
     far: tuple[FarScore, ...],
+    by_context: tuple[LengthScore, ...],
 ) -> Row:
     """Return the row of a trial in one reading, with its scores."""
     config = result.config
@@ -266,6 +278,7 @@ def _row(
         config.seed,
         {score.length: score for score in by_length},
         {score.length: score for score in far},
+        by_context,
         seconds,
         steps_per_second,
         result.parameters,

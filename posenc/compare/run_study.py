@@ -90,10 +90,12 @@ def _run_plan(engine: Engine, plan: Plan, console: Console, show: bool) -> Study
     recorded_choices = plan.recorded
     if recorded_choices is not None:
         study = with_choices(study, recorded_choices.checks, plan.compared)
-        study = replace(study, rates_from=recorded_choices.made)
+        # Of the recorded search only the trials of this study's encodings count.
+        num_tried = sum(len(check.tried) for check in study.rates)
+        study = replace(study, rates_from=f"{num_tried} {recorded_choices.made}")
         print_line(
             console,
-            f"Rates and settings are those recorded for this recipe: {recorded_choices.made}.",
+            f"Rates and settings are those recorded for this recipe: {study.rates_from}.",
         )
     trials = (*plan.rate_trials, *study.trials)
     if options.dry_run:

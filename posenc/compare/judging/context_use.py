@@ -2,10 +2,12 @@
 
 Far bytes are the last train_length bytes of each long window. A model reads them
 
-    with near context:   at most train_length bytes before each, at least half as many
+    with little context: at most an eighth, a quarter and half of train_length bytes before each
+    with near context:   at most train_length bytes before each
     in a window of L:    from L - train_length to L bytes before each, for each tested length L
 
-A loss that falls from one of these to a longer one shows that bytes are used which only the longer
+With little and with near context each byte has at least half of what it has at most. A loss that
+falls from one of these to a longer one shows that bytes are used which only the longer
 one has. What lies between two tested lengths was not measured, so the answer is a range:
 `more than 64 and at most 256 bytes`.
 """
@@ -17,7 +19,7 @@ from itertools import combinations
 from statistics import fmean
 
 from posenc.compare.judging.standing import MARGIN
-from posenc.compare.results import FarScore, Study, TrialResult
+from posenc.compare.results import FarScore, LengthScore, Study, TrialResult
 from posenc.compare.rows import Row
 from posenc.compare.scores import mean_loss_at_positions
 from posenc.compare.trial.config import CAUSAL, TrialConfig
@@ -42,8 +44,7 @@ class ContextUse:
         models that are not causal.
     at_most: more context than these saves less than MARGIN for certain; None if that is open, or
         only the longest window is so.
-    near_length, longest_length: lengths of the shortest and of the longest window that were
-        compared.
+    near_length, longest_length: the training length, and the length of the longest windows.
     saved: bits per byte that `longest_length` saves against `near_length`, on the same bytes;
         negative if it costs. Its half-width is over windows of the text; inf without at least eight
         windows.
@@ -95,7 +96,13 @@ def _losses_of_the_same_bytes(
     """Return the losses of the far bytes of the longest windows at all lengths at which the same
     bytes were read. longest_scores: the scores of the longest windows, for each seed."""
     train_length = rows[0].trial.train_length
-    losses: _LossesByLength = {train_length: [score.near_windows for score in longest_scores]}
+    losses: _LossesByLength = {}
+    for score in rows[0].by_context:
+        with_context = [row_score for row in rows for row_score in row.by_context]
+        losses_of_seeds = [s.windows for s in with_context if s.length == score.length]
+        if len(losses_of_seeds) == len(rows) and all(losses_of_seeds):
+            losses[score.length] = losses_of_seeds
+    losses[train_length] = [score.near_windows for score in longest_scores]
     for length in rows[0].far_by_length:
         scores = [row.far_by_length[length] for row in rows if length in row.far_by_length]
         # Where a text is too short, the longest windows end at other places than shorter ones, and
@@ -160,13 +167,13 @@ def _saves_for_certain(
 
 
 def _least_context(length: int, trial: TrialConfig) -> int:
-    """Return the bytes of context of the far byte that has the fewest, in windows of a length; at
-    the training length with near context."""
+    """Return the bytes of context of the far byte that has the fewest, in windows of a length; up
+    to the training length with that much context."""
     if length > trial.train_length:
         return length - trial.train_length
-    # Each piece of the far bytes stands at the end of its own window of the training length.
-    piece_length = -(-trial.train_length // objective_of(trial).num_near_pieces)  # rounded up
-    return trial.train_length - piece_length
+    # Each piece of the far bytes stands at the end of its own window of that length.
+    piece_length = -(-length // objective_of(trial).num_near_pieces)  # rounded up
+    return length - piece_length
 
 
 def _length_enough_for_certain(
@@ -239,10 +246,16 @@ def _mean_at_positions(study: Study, encoding: str, start: int, stop: int) -> fl
     return fmean(known) if known and len(known) == len(by_seed) else None
 
 
-def far_by_context(far: Mapping[int, FarScore], train_length: int) -> dict[int, float]:
+def far_by_context(
+    far: Mapping[int, FarScore], by_context: Sequence[LengthScore], train_length: int
+) -> dict[int, float]:
     """Return the losses of far bytes by length of the window that ends in them; at the training
-    length those with near context only. A length that cannot run is left out."""
+    length those with near context only, below it those with less. A length that cannot run is left
+    out."""
     losses = {length: score.far for length, score in far.items() if score.far is not None}
+    for score in by_context:
+        if score.bits_per_byte is not None:
+            losses[score.length] = score.bits_per_byte
     near_losses = [score.far_near for score in far.values() if score.far_near is not None]
     if near_losses:
         losses[train_length] = near_losses[-1]
@@ -259,7 +272,7 @@ def losses_by_context(result: TrialResult) -> dict[int, float]:
             if context_score.bits_per_byte
         }
     far_scores = {score.length: score for score in result.far}
-    return far_by_context(far_scores, result.config.train_length)
+    return far_by_context(far_scores, result.by_context, result.config.train_length)
 
 
 def context_gains(study: Study, encoding: str) -> tuple[int, list[float]] | None:

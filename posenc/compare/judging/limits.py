@@ -25,8 +25,13 @@ from posenc.compare.judging.standing import (
     MARGIN,
     standing_of_tasks,
 )
-from posenc.compare.judging.summary import summarise
-from posenc.compare.judging.tuning import name_before_tuning, pairs_turned_by_rates
+from posenc.compare.judging.summary import is_doubling_measured, summarise
+from posenc.compare.judging.tuning import (
+    bits_saved_by_setting,
+    name_before_tuning,
+    pairs_turned_by_rates,
+)
+from posenc.compare.reports.leaderboard import published_losses_on_code
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.rows import Row, row_name, rows_by_name, rows_of
 from posenc.compare.trial.config import ENCODING_LR, TrialConfig
@@ -119,22 +124,42 @@ def _sentences_on_table_rates(study: Study) -> Iterator[str]:
 
 
 def _sentences_on_choices(study: Study) -> Iterator[str]:
-    """Yield which encodings were not trained with their usual settings, as a search chose others;
-    and, where the choices are recorded ones, where longer trainings are shown."""
-    not_run = []
+    """Yield which encodings were not trained with their usual settings, as a search chose others,
+    and what these saved; and, where the choices are recorded ones, what longer trainings show."""
+    saved_by_settings = {}
     for check in study.rates:
-        best_try = check.best
-        if check.task != TEXT or check.plain_at is None or best_try is None:
-            continue
-        if best_try.encoding != check.tried[check.plain_at].encoding:
-            not_run.append(name_before_tuning(check))
-    if not_run:
-        yield (
-            f"Not run: the usual settings of {list_up_to_six(not_run)}; others were chosen at the "
-            "training length."
-        )
+        if check.task == TEXT:
+            saved_bits = bits_saved_by_setting(check)
+            if saved_bits is not None:
+                saved_by_settings[name_before_tuning(check)] = saved_bits
+    if saved_by_settings:
+        yield sentence_on_chosen_settings(saved_by_settings)
     if study.rates_from:
-        yield "Longer trainings, with other settings: posenc leaderboard."
+        yield _sentence_on_leaderboard(study)
+
+
+def _sentence_on_leaderboard(study: Study) -> str:
+    """Write where longer trainings stand, and by how much the encoding to take is ahead of the
+    others there, at the training length."""
+    pointer = "Longer trainings: posenc leaderboard"
+    judgement = judge(study)
+    taken_encoding = judgement.places.encoding_of.get(judgement.taken or "", "")
+    published_losses = published_losses_on_code()
+    taken = plain_name(taken_encoding)
+    if taken not in published_losses.means:
+        return f"{pointer}."
+    leads = []
+    for encoding in dict.fromkeys(judgement.places.encoding_of.values()):
+        other = plain_name(encoding)
+        if other in published_losses.means and other != taken:
+            lead = published_losses.means[other] - published_losses.means[taken]
+            leads.append(f"{lead:+.2f} over {other}")
+    if not leads:
+        return f"{pointer}."
+    return (
+        f"{pointer}; after its {published_losses.steps:,} steps, with other settings, {taken}'s "
+        f"lead is {join_names(leads)} at {published_losses.train_length} bytes."
+    )
 
 
 def _sentences_on_servers(study: Study) -> Iterator[str]:
@@ -217,6 +242,7 @@ class StudyLimits:
     num_seeds: of an encoding, for the task that has the fewest. num_tasks: generated ones.
     num_parameters, num_steps: of the models; None if unknown, num_steps also if trials differ.
     fall_per_doubling: bits per byte that the last doubling of the steps saved; None if unknown.
+    doubling_is_measured: by shorter trainings; else it is estimated from the curves.
     turnable_bits: bits of difference that another doubling may turn; None if unknown.
     taken_encoding: the encoding of the row to take; "" if there is none.
     moves_of_leads: by how many bits its leads moved with the last doubling, by the row behind it.
@@ -241,6 +267,7 @@ class StudyLimits:
     num_parameters: float | None
     num_steps: int | None
     fall_per_doubling: float | None
+    doubling_is_measured: bool
     turnable_bits: float | None
     taken_encoding: str
     moves_of_leads: Mapping[str, float]
@@ -276,6 +303,7 @@ def limits_of(study: Study) -> StudyLimits:
         num_parameters=fmean(result.parameters for result in study.finished) or None,
         num_steps=(step_counts.pop() or None) if len(step_counts) == 1 else None,
         fall_per_doubling=fall_per_doubling,
+        doubling_is_measured=is_doubling_measured(study),
         turnable_bits=turnable_bits,
         taken_encoding=taken_encoding,
         moves_of_leads=moves,
@@ -315,11 +343,20 @@ def _most_bits_saved(study: Study) -> float | None:
     return max(saved_bits, default=None)
 
 
+def plain_name(encoding: str) -> str:
+    """Return the name of an encoding from its text, which has options after a colon, or from its
+    label, which has settings in brackets.
+
+    >>> plain_name("rope:rope_theta=100"), plain_name("rope (base 100)")
+    ('rope', 'rope')
+    """
+    return re.split(r":| \(", encoding)[0]
+
+
 def _absent_baselines(encodings_and_readings: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """Return which baselines are not among the rows (encoding, reading)."""
-    # The text has options after a colon, and a label settings in brackets.
     names_and_readings = {
-        (re.split(r":| \(", encoding)[0], reading) for encoding, reading in encodings_and_readings
+        (plain_name(encoding), reading) for encoding, reading in encodings_and_readings
     }
     absent_baselines = [
         reading for reading in ("window", "tuned") if (ROPE, reading) not in names_and_readings
@@ -379,8 +416,11 @@ def _clause_on_longer_training(limits: StudyLimits) -> str:
     """Write how much the loss still falls, and which differences could turn by then."""
     if limits.fall_per_doubling is None:
         return "what longer training changes was not measured"
+    fall = f"{limits.fall_per_doubling:.2f} bits"
     fall_clause = (
-        f"the loss still falls {limits.fall_per_doubling:.2f} bits per doubling of the steps"
+        f"the last doubling of the steps saved {fall}"
+        if limits.doubling_is_measured
+        else f"by the training curves the last doubling of the steps saved about {fall}"
     )
     unknown_clause = "what a full training does is not known"
     moved_clause = clause_on_moved_leads(limits.taken_encoding, limits.moves_of_leads)
@@ -427,13 +467,30 @@ def _sentence_on_far_context(limits: StudyLimits) -> str:
         if limits.has_far:
             return "What far context saves was not measured in this run."
         return "Far tokens were not measured in this run."
-    saved_bits = max(limits.bits_saved_by_far_context, 0.0)
+    saved_bits = limits.bits_saved_by_far_context
     if saved_bits < MARGIN:
+        most = f"more than {saved_bits:.3f} bits" if saved_bits >= 0.0005 else "anything"
         return (
-            f"Far context saves no row more than {saved_bits:.3f} bits on average: far losses show "
-            "what breaks, not what is used."
+            f"Far context saves no row {most} on average: far losses show what breaks, not what is "
+            "used."
         )
     return f"Far context saves up to {saved_bits:.2f} bits here."
+
+
+def sentence_on_chosen_settings(saved_bits: Mapping[str, float]) -> str:
+    """Write what settings that a search chose saved, by the encoding with its usual setting, which
+    was not trained in the study.
+
+    >>> sentence_on_chosen_settings({"rope": 0.069})
+    'Not run: the usual setting of rope; at the same rate the chosen saved 0.07 bits (one seed).'
+    """
+    encodings = list_up_to_six(saved_bits)
+    savings = join_names([f"{bits:.2f}" for bits in saved_bits.values()])
+    noun = "setting" if len(saved_bits) == 1 else "settings"
+    return (
+        f"Not run: the usual {noun} of {encodings}; at the same rate the chosen saved {savings} "
+        "bits (one seed)."
+    )
 
 
 def sentence_on_running_only_near(
@@ -499,19 +556,20 @@ def clause_on_moved_leads(chosen: str, moves: Mapping[str, float]) -> str:
     moved by as much as is printed. moves: bits per byte by the row behind, positive if a lead grew.
 
     >>> clause_on_moved_leads("t5", {"alibi": -0.03, "rope": 0.08})
-    "in the last doubling t5's leads fell by 0.03 over alibi, and grew by 0.08 over rope"
+    "t5's leads fell in it by 0.03 over alibi, and grew by 0.08 over rope"
     """
     fallen = [f"{-move:.2f} over {name}" for name, move in moves.items() if round(move, 2) < 0]
     grown = [f"{move:.2f} over {name}" for name, move in moves.items() if round(move, 2) > 0]
     clauses = []
     if fallen:
-        clauses.append(f"fell by {join_names(fallen)}")
+        clauses.append(f"fell in it by {join_names(fallen)}")
     if grown:
-        clauses.append(f"grew by {join_names(grown)}")
+        in_it = "" if fallen else "in it "
+        clauses.append(f"grew {in_it}by {join_names(grown)}")
     if not clauses:
         return ""
     leads_noun = "lead" if len(fallen) + len(grown) == 1 else "leads"
-    return f"in the last doubling {chosen}'s {leads_noun} {', and '.join(clauses)}"
+    return f"{chosen}'s {leads_noun} {', and '.join(clauses)}"
 
 
 def sentence_on_missing_rank(name: str, task: str, seed: int) -> str:

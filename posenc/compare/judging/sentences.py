@@ -58,7 +58,7 @@ def _sentences_beside_choices(judgement: Judgement, near: Choice) -> Iterator[st
             place = with_preposition(choice.where)
             yield f"In other windows of this text {choice.behind.name} may be ahead {place}."
     if judgement.broken and judgement.far is not None:
-        yield _sentence_on_breaking(judgement, near.where, judgement.far.where)
+        yield _sentence_on_breaking(judgement, near.where)
     if judgement.context is not None and judgement.context.saved.half_width < math.inf:
         yield sentence_on_context(judgement.taken or "", judgement.context)
     if judgement.lead is not None:
@@ -67,25 +67,29 @@ def _sentences_beside_choices(judgement: Judgement, near: Choice) -> Iterator[st
         yield from _sentences_on_cost(judgement.cost, judgement)
 
 
-def _sentence_on_breaking(judgement: Judgement, near_place: str, far_place: str) -> str:
-    """Write which encodings break when read as trained, by how many bits, and which of them hold in
-    a window. near_place, far_place: the two places in words."""
+def _sentence_on_breaking(judgement: Judgement, near_place: str) -> str:
+    """Write which encodings break when read as trained, what far context costs them, and which of
+    them hold in a window. near_place: the training length in words."""
     broken, held = judgement.broken, judgement.held_in_window
-    broken_texts = [f"{name} (+{bits:.2f} bits)" for name, bits in broken.items()]
-    verb = "breaks" if len(broken_texts) == 1 else "break"
-    sentence = (
-        f"Read as trained, {list_up_to_six(broken_texts)} {verb} beyond {near_place}: so much "
-        f"higher is the loss {with_preposition(far_place)} than on the same bytes with near context"
-    )
+    cost_texts = [f"{name} {bits:.2f}" for name, bits in broken.items()]
+    if len(broken) == 1:
+        name, bits = next(iter(broken.items()))
+        sentence = (
+            f"Read as trained, {name} breaks beyond {near_place}, where far context costs it "
+            f"{bits:.2f} bits"
+        )
+    else:
+        sentence = (
+            f"Read as trained, some break beyond {near_place}, where far context costs them bits: "
+            f"{list_up_to_six(cost_texts)}"
+        )
     if not held:
         return f"{sentence}."
-    signed_bits = [f"{round(bits, 2) + 0.0:+.2f}" for bits in held.values()]
-    verb = "does" if len(held) == 1 else "do"
+    signed_texts = [f"{name} {round(bits, 2) + 0.0:+.2f}" for name, bits in held.items()]
     if len(broken) == 1:
-        clause = f"it {verb} not ({signed_bits[0]})"
+        clause = f"{round(next(iter(held.values())), 2) + 0.0:+.2f}"
     else:
-        held_texts = [f"{name} ({signed})" for name, signed in zip(held, signed_bits, strict=True)]
-        clause = f"{list_up_to_six(held_texts)} {verb} not"
+        clause = list_up_to_six(signed_texts)
     return f"{sentence}; in a window of {judgement.window_length:,} bytes {clause}."
 
 

@@ -139,12 +139,26 @@ def estimate_bits_of_doubling_steps(results: Sequence[TrialResult]) -> dict[str,
 
 
 def bits_saved_by_doubling(study: Study) -> dict[str, float]:
-    """Return how many bits a doubling of the steps saved, for each encoding: on average since the
+    """Return how many bits a doubling of the steps saved, for each encoding: measured since the
     shorter trials that chose the rates, or else as `estimate_bits_of_doubling_steps` estimates."""
-    finished_results, saved_bits = study.of_task(TEXT).finished, {}
+    measured_bits = _bits_saved_since_search(study)
+    return measured_bits or estimate_bits_of_doubling_steps(study.of_task(TEXT).finished)
+
+
+def is_doubling_measured(study: Study) -> bool:
+    """Return True if separate, shorter trials measured what a doubling of the steps saves; False if
+    it is only estimated from the curves of the trainings."""
+    return bool(_bits_saved_since_search(study))
+
+
+def _bits_saved_since_search(study: Study) -> dict[str, float]:
+    """Return how many bits a doubling of the steps saved on average since the shorter trials that
+    chose the rates, for each encoding; {} unless every encoding has such a trial."""
+    saved_bits = {}
+    # With several seeds the first one, which the search has, too.
     first_results = {
         r.config.encoding: r
-        for r in sorted(finished_results, key=lambda r: -r.config.seed)
+        for r in sorted(study.of_task(TEXT).finished, key=lambda r: -r.config.seed)
         if r.training
     }
     for rate_check in study.rates:
@@ -157,9 +171,7 @@ def bits_saved_by_doubling(study: Study) -> dict[str, float]:
             saved_bits[rate_check.encoding] = (
                 rate_check.best.bits - result.training[-1].valid
             ) / num_doublings
-    if saved_bits.keys() == first_results.keys():
-        return saved_bits
-    return estimate_bits_of_doubling_steps(finished_results)
+    return saved_bits if saved_bits.keys() == first_results.keys() else {}
 
 
 def _task_row(task: str, encoding: str, results: Sequence[TrialResult]) -> TaskSummary:

@@ -1,6 +1,7 @@
 """Which pairs of encodings are in another order because every encoding was tuned alike."""
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 
 from posenc.compare.results import RateCheck
@@ -31,6 +32,33 @@ def name_before_tuning(check: RateCheck) -> str:
     if check.plain_at is None:
         return check.encoding
     return check.tried[check.plain_at].encoding or check.encoding
+
+
+def bits_saved_by_setting(check: RateCheck) -> float | None:
+    """Return how many bits the setting that a search chose saved against the encoding's usual one,
+    at the rates at which the usual one was best of those that both were tried with; None if the
+    usual one was chosen, or they share no rates."""
+    if check.plain_at is None or check.best is None:
+        return None
+    usual_setting = check.tried[check.plain_at].encoding
+    chosen_setting = check.best.encoding
+    if chosen_setting == usual_setting:
+        return None
+    bits_of_usual: dict[tuple[float, float], float] = {}
+    bits_of_chosen: dict[tuple[float, float], float] = {}
+    for attempt in check.tried:
+        if attempt.bits is None or not math.isfinite(attempt.bits):
+            continue
+        rates = attempt.lr, attempt.encoding_lr
+        if attempt.encoding == usual_setting:
+            bits_of_usual[rates] = attempt.bits
+        elif attempt.encoding == chosen_setting:
+            bits_of_chosen[rates] = attempt.bits
+    shared_rates = bits_of_usual.keys() & bits_of_chosen.keys()
+    if not shared_rates:
+        return None
+    best_rates = min(shared_rates, key=bits_of_usual.__getitem__)
+    return bits_of_usual[best_rates] - bits_of_chosen[best_rates]
 
 
 def _best_bits(check: RateCheck) -> float | None:

@@ -220,7 +220,10 @@ def _losses_by_window(study: Study) -> LossCurves:
         name: _mean_curve(trials, points_of_trial) for name, trials in _trials_by_encoding(study)
     }
     for name, rows in _rows_in_other_readings(study).items():
-        by_seed = [far_by_context(row.far_by_length, row.trial.train_length) for row in rows]
+        by_seed = [
+            far_by_context(row.far_by_length, row.by_context, row.trial.train_length)
+            for row in rows
+        ]
         shared_lengths = sorted(set.intersection(*map(set, by_seed)))
         curves[name] = (
             shared_lengths,

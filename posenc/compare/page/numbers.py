@@ -39,6 +39,8 @@ def facts_of(study: Study, folder: Path | None = None) -> dict[str, Any]:
         "trials": {
             "planned": len(study.trials),
             "finished": len(study.finished),
+            "steps": _shared_value([trial.steps for trial in study.trials]),
+            "train_length": _shared_value([trial.train_length for trial in study.trials]),
             "reused": _reused_trials(study),
             "failed": {result.config.folder: result.reason for result in study.failed},
         },
@@ -47,6 +49,11 @@ def facts_of(study: Study, folder: Path | None = None) -> dict[str, Any]:
         if folder is not None and (folder / file).is_file():
             content[name] = str(folder / file)
     return content
+
+
+def _shared_value(values: Sequence[int]) -> int | None:
+    """Return the value that all have; None if they differ."""
+    return values[0] if len(set(values)) == 1 else None
 
 
 def _standing_objects(study: Study) -> list[dict[str, Any]]:

@@ -69,10 +69,7 @@ def _tuning_blocks(study: Study) -> Iterator[Block]:
         name="tuning",
     )
     if study.rates_from:
-        num_shown = sum(len(check.tried) for check in study.rates)
-        # The record counts its trials of all encodings, and this study may have fewer of them.
-        record_in_words = re.sub(r"^\d+ trials\b", f"{num_shown} trials", study.rates_from)
-        yield f"This run did not search: the choices are recorded, from {record_in_words}."
+        yield f"This run did not search: the choices are recorded, from {study.rates_from}."
     yield _sentence_on_order("With the usual settings", pairs_turned_by_tuning(study.rates))
     if any(check.one_rate_bits is not None for check in study.rates):
         yield _sentence_on_order("With one rate for all", pairs_turned_by_rates(study.rates))

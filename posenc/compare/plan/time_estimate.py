@@ -369,9 +369,13 @@ def _seconds_of_text_evaluation(model: "nn.Module", trial: "TrialConfig") -> flo
         seconds_per_token = _seconds_per_token_read(model, trial, length)
         if length == train_length:
             validation_tokens = windows.NUM_VALID_WINDOWS * length
-            # Far targets are read with near context in overlapping windows, once for all lengths.
+            # Far targets are read in overlapping windows with near context, once for all lengths,
+            # and with each shorter context.
+            num_contexts = 1 + objective.num_short_contexts
             far_tokens = (
-                num_windows * length * objective.num_near_pieces if trial.test_lengths[1:] else 0
+                num_windows * length * objective.num_near_pieces * num_contexts
+                if trial.test_lengths[1:]
+                else 0
             )
             test_tokens = max(num_windows * length, windows.NEAR_BYTES) + far_tokens
             total_seconds += seconds_per_token * (

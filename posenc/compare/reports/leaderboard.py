@@ -1,9 +1,10 @@
 """The report of the published leaderboard, from a stored file, without computing anything: it loads
 neither torch nor numpy."""
 
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from posenc.files.opening import read_file_text
 from posenc.files.sealed_json import unseal
@@ -36,6 +37,29 @@ def show_published(as_json: bool) -> None:
             "its repository."
         ) from None
     print_report(report_of(board), as_json)
+
+
+class PublishedLosses(NamedTuple):
+    """Hold the mean bits per byte of the published encodings on code at the training length.
+
+    means: by encoding. train_length: in bytes. steps: of every trial.
+    """
+
+    means: Mapping[str, float]
+    train_length: int
+    steps: int
+
+
+def published_losses_on_code() -> PublishedLosses:
+    """Return what the published trainings on code reached at their training length.
+
+    Raises: ValueError if this installation lacks the file or it was changed.
+    """
+    study = unseal(read_file_text(published_file(BOARD_FILE)))["studies"]["code"]
+    near_place = study["places"][0]
+    means = {entry["encoding"]: float(entry["mean"]) for entry in near_place["encodings"]}
+    trials = study["trials"]
+    return PublishedLosses(means, trials["train_length"], trials["steps"])
 
 
 def report_of(board: dict[str, Any]) -> Report:

@@ -50,6 +50,7 @@ class Scores(NamedTuple):
     by_length: tuple[LengthScore, ...]
     by_position: tuple[PositionScore, ...]
     far: tuple[FarScore, ...]
+    by_context: tuple[LengthScore, ...] = ()
 
 
 class _FarWindows(NamedTuple):
@@ -72,8 +73,10 @@ class Objective(ABC):
         arguments of the last stack's encoding.
     num_extra_symbols: number of symbols in addition to those of the text.
     scoring_note: a sentence for the report on what is scored; "" for every byte.
-    num_near_pieces: pieces in which far targets are read with near context only; each target has
-        at most train_length tokens of context, and at least as many less one piece.
+    num_near_pieces: pieces, of as many targets as the context has tokens, in which far targets are
+        read with a context of their own; see `_losses_with_context`.
+    num_short_contexts: contexts shorter than the training length, each half of the one before, with
+        which the far targets of the longest windows are read.
     """
 
     name: ClassVar[str]
@@ -82,6 +85,7 @@ class Objective(ABC):
     num_extra_symbols: ClassVar[int] = 0
     scoring_note: ClassVar[str] = ""
     num_near_pieces: ClassVar[int] = 1
+    num_short_contexts: ClassVar[int] = 0
 
     def training_targets(self, rows: Tensor, seed: int, step: int) -> MarkedWindows:
         """Return the windows of a training step with their targets marked, from rows of length + 1
@@ -124,8 +128,9 @@ class Objective(ABC):
         token_bytes: Tensor | None = None,
     ) -> Scores:
         """Return bits per byte of held-out text by window length, by position inside the longest
-        window that runs, and of the far targets of each window longer than in training: the bits of
-        the targets, divided by the bytes that these cover. A separator counts as a byte.
+        window that runs, and of the far targets of each window longer than in training, in a test
+        of all lengths those of the longest windows also with little context: the bits of the
+        targets, divided by the bytes that these cover. A separator counts as a byte.
 
         The score at a length depends on the text and that length only, not on the other lengths.
 
@@ -158,7 +163,30 @@ class Objective(ABC):
                 far_scores.append(
                     self._score_far(model, windows_to_score, config, losses, near_losses)
                 )
-        return Scores(tuple(by_length), by_position, tuple(far_scores))
+        by_context: list[LengthScore] = []
+        if lengths is None and far_scores:
+            longest_windows = self.held_out_targets(
+                held_out_windows(symbols, max(config.test_lengths), config)
+            )
+            far_bytes = self.target_bytes(longest_windows, token_bytes)
+            far_bytes = far_bytes[:, -self.num_far_targets(config) :]
+            by_context = self._score_short_contexts(model, longest_windows, far_bytes, config)
+        return Scores(tuple(by_length), by_position, tuple(far_scores), tuple(by_context))
+
+    def _score_short_contexts(
+        self, model: nn.Module, windows: MarkedWindows, far_bytes: Tensor, config: TrialConfig
+    ) -> list[LengthScore]:
+        """Return the scores of the far targets of windows when they are read with an eighth, a
+        quarter and half of the training length as context, the shortest first. far_bytes: that each
+        far target covers, (windows, targets)."""
+        scores = []
+        for halvings in range(self.num_short_contexts, 0, -1):
+            context_length = config.train_length >> halvings
+            # A context of one token has no pieces.
+            if context_length >= 2 * self.num_near_pieces:
+                losses = self._losses_with_context(model, windows, config, context_length)
+                scores.append(score_length(context_length, losses, far_bytes))
+        return scores
 
     def num_far_targets(self, config: TrialConfig) -> int:
         """Return how many symbols at the end of a long window are far targets: those of a window of
@@ -196,7 +224,9 @@ class Objective(ABC):
         else:
             key = (length, far_windows.ends)
         if key not in near_losses:
-            near_losses[key] = self._losses_near(model, windows, config)
+            near_losses[key] = self._losses_with_context(
+                model, windows, config, config.train_length
+            )
         near_losses_here = near_losses[key]
         return FarScore(
             length,
@@ -206,23 +236,26 @@ class Objective(ABC):
             near_windows=bits_by_window(near_losses_here, far_bytes),
         )
 
-    def _losses_near(self, model: nn.Module, windows: MarkedWindows, config: TrialConfig) -> Tensor:
+    def _losses_with_context(
+        self, model: nn.Module, windows: MarkedWindows, config: TrialConfig, context_length: int
+    ) -> Tensor:
         """Return the losses in nats of the far targets, (windows, targets), each read in a window
-        of the training length that ends at most a piece later.
+        of `context_length` tokens that ends at most a piece later. So each target has at most
+        `context_length` tokens of context, its own included, and at least as many less one piece.
 
             |<-------------- window -------------->|
                           |<---- far targets ------>|
-                  [ near context | piece 1 ]             each piece is read at the end of a window
-                             [ near context | piece 2 ]  of the training length
+                       [ context | piece 1 ]             each piece is read at the end of a window
+                                  [ context | piece 2 ]  of `context_length` tokens
         """
         length = windows[0].shape[1]
         num_targets = self.num_far_targets(config)
-        targets_per_piece = -(-num_targets // self.num_near_pieces)  # rounded up
+        targets_per_piece = -(-context_length // self.num_near_pieces)  # rounded up
         losses = []
         first = length - num_targets
         while first < length:
             stop = min(first + targets_per_piece, length)
-            start = max(0, stop - config.train_length)
+            start = max(0, stop - context_length)
             near_windows = tuple(tensor[:, start:stop] for tensor in windows)
             num_in_piece = stop - first
             near_windows = _keep_last_targets(near_windows, num_in_piece)
@@ -264,6 +297,7 @@ class CausalObjective(Objective):
     model_class = Decoder
     causal_stacks = (True,)
     num_near_pieces = 2
+    num_short_contexts = 3
 
     def held_out_targets(self, rows: Tensor) -> MarkedWindows:
         return rows[:, :-1], torch.ones_like(rows[:, :-1], dtype=torch.bool), rows[:, 1:]
