@@ -1,6 +1,7 @@
 """The two lines: which encoding to use, and what the study cannot say."""
 
 import dataclasses
+import json
 import math
 import re
 
@@ -9,6 +10,7 @@ import pytest
 
 from posenc.compare.judging.answer import answer, answer_and_choices, conclude
 from posenc.compare.judging.limits import limits_in_words
+from posenc.compare.judging.tuning import bits_saved_by_setting
 from posenc.compare.page.numbers import facts_of
 from posenc.compare.results import RateCheck, RateTried, TrainingPoint, TrialResult
 from posenc.compare.scores import PositionScore
@@ -447,7 +449,8 @@ def test_what_the_study_cannot_say():
     """Each of the seven points that must hold for a larger model is held or named."""
     text = limits_in_words(six())
     assert text.startswith(
-        "Two seeds, one text, 1.0 M parameters, 0.026 bytes a parameter, 100 steps: the loss still "
+        "Two seeds, one text, 1.0 M parameters, 0.026 bytes a parameter, 100 steps: by the "
+        "training curves the last doubling of the steps saved about "
     )
     named = text.partition("Not tested: ")[2].partition(".")[0]
     assert named == (
@@ -455,7 +458,7 @@ def test_what_the_study_cannot_say():
         "in a window, RoPE tuned at length, hybrids with layers without positions, another size, "
         "documents kept apart and your hardware and server"
     )
-    saves = "Far context saves no row more than 0.000 bits on average: far losses show what breaks"
+    saves = "Far context saves no row anything on average: far losses show what breaks"
     assert f"{saves}, not what is used." in text
 
 
@@ -593,17 +596,17 @@ def test_losses_by_position_are_far_bytes_of_an_old_run():
 def test_what_longer_training_may_turn_is_what_a_doubling_moved():
     given = study(*seeds("t5", (2, 2, 2), fall=0.1), *seeds("nope", (2.2, 2.2, 2.2), fall=0.5))
     assert (
-        "the loss still falls 0.30 bits per doubling of the steps; in the last doubling t5's lead "
-        "fell by 0.40 over nope, and what a full training does is not known."
+        "by the training curves the last doubling of the steps saved about 0.30 bits; t5's lead "
+        "fell in it by 0.40 over nope, and what a full training does is not known."
         in limits_in_words(given)
     )
     grew = study(*seeds("t5", (2, 2, 2), fall=0.5), *seeds("nope", (2.2, 2.2, 2.2), fall=0.1))
     assert (
-        "in the last doubling t5's lead grew by 0.40 over nope; one more doubling may move leads "
-        "by 0.40, and what a full training does is not known." in limits_in_words(grew)
+        "; t5's lead grew in it by 0.40 over nope; one more doubling may move leads by 0.40, and "
+        "what a full training does is not known." in limits_in_words(grew)
     )
     far = study(*seeds("t5", (2, 2, 2), fall=0.5), *seeds("nope", (3, 3, 3), fall=0.1))
-    assert "t5's lead grew by 0.40 over nope. Not" in limits_in_words(
+    assert "t5's lead grew in it by 0.40 over nope. Not" in limits_in_words(
         far
     )  # one that is a bit behind never comes first, and of the others nothing is said
     alike = study(*seeds("t5", (2, 2, 2), fall=0.1), *seeds("nope", (2.2, 2.2, 2.2), fall=0.1))
@@ -633,13 +636,13 @@ def test_the_leads_of_the_row_to_take_are_said_with_how_the_last_doubling_moved_
     fell, grew = seen["alibi"] - seen["t5"], seen["t5"] - seen["rope"]
     assert abs(seen["nope"] - seen["t5"]) < 0.005  # not as much as is printed
     words = (
-        f"in the last doubling t5's leads fell by {fell:.2f} over alibi, and grew by {grew:.2f} "
-        "over rope, and what a full training does is not known."
+        f"t5's leads fell in it by {fell:.2f} over alibi, and grew by {grew:.2f} over rope, "
+        "and what a full training does is not known."
     )
     assert words in limits_in_words(given)
     only_one_seed = [r for r in given.results if r.config.seed == 0]
     # All of them are tied.
-    assert "in the last doubling" not in limits_in_words(study(*only_one_seed))
+    assert "in it" not in limits_in_words(study(*only_one_seed))
 
 
 def test_what_longer_training_may_turn_is_measured_where_rates_were_chosen():
@@ -652,8 +655,8 @@ def test_what_longer_training_may_turn_is_measured_where_rates_were_chosen():
         for name, fell in (("t5", math.log2(5) * 0.2), ("nope", math.log2(5) * 0.4))
     )
     moved = (
-        "falls 0.30 bits per doubling of the steps; in the last doubling t5's lead fell by 0.20 "
-        "over nope"
+        "steps: the last doubling of the steps saved 0.30 bits; t5's lead fell in it by 0.20 over "
+        "nope"
     )
     assert moved not in limits_in_words(given)
     assert moved in limits_in_words(dataclasses.replace(given, rates=rates))
@@ -832,12 +835,67 @@ def test_usual_settings_that_were_not_run_are_named_and_longer_trainings_pointed
     searched = dataclasses.replace(six(), rates=(check,))
     limits = limits_in_words(searched)
     assert (
-        "Not run: the usual settings of rope; others were chosen at the training length." in limits
+        "Not run: the usual setting of rope; at the same rate the chosen saved 0.10 bits (one "
+        "seed)." in limits
     )
     assert "posenc leaderboard" not in limits
-    recorded = dataclasses.replace(searched, rates_from="a record")
-    assert "Longer trainings, with other settings: posenc leaderboard." in limits_in_words(recorded)
+    assert "Longer trainings: posenc leaderboard; after its 3,000 steps" in limits_in_words(
+        dataclasses.replace(searched, rates_from="a record")
+    )
     usual = RateCheck.of_search(
         TEXT, "rope", tuple(RateTried(r, 2.5, None, "rope") for r in (0.1, 0.2, 0.4)), 0
     )
     assert "Not run" not in limits_in_words(dataclasses.replace(six(), rates=(usual,)))
+
+
+def tries(*points):
+    """Trials of a search: (learning rate, loss, encoding)."""
+    return tuple(RateTried(lr, bits, None, encoding) for lr, bits, encoding in points)
+
+
+@pytest.mark.parametrize(
+    ("tried", "saved"),
+    [
+        # At 0.2, where the usual setting was best.
+        (
+            tries((0.1, 2.9, "x"), (0.2, 2.8, "x"), (0.1, 2.7, "x:a=1"), (0.2, 2.75, "x:a=1")),
+            0.05,
+        ),
+        (
+            tries((0.1, 2.9, "x"), (0.2, 2.8, "x"), (0.1, 2.7, "x:a=1"), (0.2, 2.65, "x:a=1")),
+            0.15,
+        ),
+        (tries((0.1, 2.9, "x"), (0.2, 2.6, "x:a=1")), None),
+        (tries((0.1, 2.9, "x"), (0.1, 2.95, "x:a=1")), None),
+        (tries((0.1, math.nan, "x"), (0.1, 2.5, "x:a=1")), None),
+    ],
+    ids=[
+        "at the rate best for the usual one",
+        "at the same rate",
+        "no shared rate",
+        "the usual one was chosen",
+        "not finite",
+    ],
+)
+def test_what_a_chosen_setting_saved_is_told_at_the_same_rate(tried, saved):
+    check = RateCheck.of_search(TEXT, "x", tried, 0)
+    assert bits_saved_by_setting(check) == (saved and pytest.approx(saved))
+
+
+def test_the_leads_of_longer_trainings_are_those_of_the_published_rows():
+    by_encoding = {}
+    for line in (RESULTS / "leaderboard/code.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)["result"]
+        losses = {score["length"]: score["bits_per_byte"] for score in row["by_length"]}
+        by_encoding.setdefault(row["config"]["encoding"], []).append(losses[128])
+        assert row["config"]["steps"] == 3000
+    leads = [
+        np.mean(by_encoding[name]) - np.mean(by_encoding["t5"])
+        for name in ("alibi", "rope", "nope")
+    ]
+    limits = limits_in_words(dataclasses.replace(six(), rates_from="a record"))
+    alibi, rope, nope = (f"{lead:+.2f}" for lead in leads)
+    assert (
+        "after its 3,000 steps, with other settings, t5's lead is "
+        f"{alibi} over alibi, {rope} over rope and {nope} over nope at 128 bytes."
+    ) in limits

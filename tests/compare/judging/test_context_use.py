@@ -16,7 +16,7 @@ from posenc.compare.judging.context_use import (
 from posenc.compare.judging.sentences import sentence_on_context, sentence_on_lead
 from posenc.compare.page.numbers import facts_of
 from posenc.compare.rows import rows_by_name
-from posenc.compare.scores import FarScore, PositionScore
+from posenc.compare.scores import FarScore, LengthScore, PositionScore, Reading
 from posenc.statistics.seed_intervals import Gap
 from tests.compare.judging.test_summary import TRIAL, result, seeds, study
 
@@ -57,6 +57,52 @@ def rows_with(scores_by_seed):
         config = dataclasses.replace(made.config, test_lengths=lengths)
         results.append(dataclasses.replace(made, config=config, far=scores))
     return rows_by_name(study(*results))["t5"]
+
+
+def scores_with_little_context(used, seed, num_windows=64):
+    """Scores of the same bytes with at most 16, 32 and 64 bytes of context, half of it at least."""
+    random = np.random.default_rng(seed)
+    of_window = random.normal(scale=0.3, size=num_windows)  # the same as in scores_of_model
+    scores = []
+    for longest in (16, 32, 64):
+        losses = bits(np.arange(longest // 2, longest), used).mean() + of_window
+        scores.append(LengthScore(longest, losses.mean(), windows=tuple(losses.tolist())))
+    return tuple(scores)
+
+
+@pytest.mark.parametrize(
+    ("used", "more_than", "at_most"), [(8, 0, 16), (24, 16, 64), (60, 32, 128)]
+)
+def test_a_range_below_the_training_length_holds_what_a_model_uses(used, more_than, at_most):
+    rows = rows_with([scores_of_model(used, seed) for seed in (1, 2)])
+    assert context_use(rows).at_most == TRAIN_LENGTH, "without little context no more is known"
+    rows = [
+        dataclasses.replace(row, by_context=scores_with_little_context(used, seed))
+        for row, seed in zip(rows, (1, 2), strict=True)
+    ]
+    use = context_use(rows)
+    assert (use.more_than, use.at_most) == (more_than, at_most)
+    assert use.near_length == TRAIN_LENGTH, "what far context saves is against the training length"
+
+
+def test_only_readings_that_see_the_same_have_losses_with_little_context():
+    by_context = scores_with_little_context(60, 1)
+    trial_result = dataclasses.replace(
+        result("t5", 0, (2.0, 2.0, 2.0)), far=scores_of_model(60, 1), by_context=by_context
+    )
+    readings = tuple(
+        Reading(name, trial_result.by_length, trial_result.far) for name in ("window", "tuned")
+    )
+    for width, has_contexts in ((TRAIN_LENGTH, True), (TRAIN_LENGTH - 1, False)):
+        config = dataclasses.replace(trial_result.config, test_window=width)
+        rows = rows_by_name(
+            study(dataclasses.replace(trial_result, config=config, readings=readings))
+        )
+        assert rows["t5"][0].by_context == by_context
+        assert rows["t5 in a window"][0].by_context == (by_context if has_contexts else ())
+        assert rows["t5 tuned"][0].by_context == ()
+    old = dataclasses.replace(trial_result, far=())  # its losses by context are of other bytes
+    assert rows_by_name(study(old))["t5"][0].by_context == ()
 
 
 @pytest.mark.parametrize("used", [16, 64, 100, 200, 256, 400, 700, 4000])

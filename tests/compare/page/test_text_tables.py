@@ -159,12 +159,10 @@ def test_a_study_that_was_tuned_shows_the_choices_and_what_they_turn():
     assert [row[7] and row[7].value for row in table.rows] == [2.5, None]
 
 
-def test_only_the_trials_of_the_encodings_shown_are_counted():
+def test_a_study_with_recorded_choices_says_from_which_trials():
     made = "44 trials of 200 steps with one seed"
     section, _ = tuning_sections(replace(STUDY, rates=tuple(checks()), rates_from=made))
-    table, recorded, *_ = section.blocks
-    num_shown = sum(row[1] for row in table.rows)
-    assert num_shown != 44 and f"from {num_shown} trials of 200 steps with one" in recorded
+    assert "from 44 trials of 200 steps with one seed" in section.blocks[1]
 
 
 def test_encodings_whose_untuned_rates_differ_are_not_said_to_share_one():

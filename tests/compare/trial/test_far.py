@@ -108,6 +108,29 @@ def test_losses_by_length_and_of_far_targets_are_those_of_another_decoder():
         assert abs(score.far - score.far_near) > 1e-4, "else the test could not tell them apart"
 
 
+def test_losses_with_little_context_are_those_of_another_decoder():
+    config = dataclasses.replace(SMALL, train_length=16, test_lengths=(16, 40))
+    model = trained_a_little(config)
+    by_context = CAUSAL.test(model, TEXT, config).by_context
+    # An eighth of 16 tokens is no context that pieces could be read with.
+    assert [score.length for score in by_context] == [4, 8]
+    for score in by_context:
+        # Pieces of half the context, each at the end of a window of the context.
+        context, piece = score.length, score.length // 2
+        losses = []
+        for row in rows(40):
+            windows_of_row = [
+                row[stop - context : stop + 1] for stop in range(40 - 16 + piece, len(row), piece)
+            ]
+            losses.append(
+                np.concatenate([losses_in_numpy(model, w, 10**6)[-piece:] for w in windows_of_row])
+            )
+        assert np.shape(losses)[1] == 16, "every far target is read once"
+        assert score.bits_per_byte == pytest.approx(np.mean(losses), abs=1e-5)
+        assert score.windows == pytest.approx(np.mean(losses, axis=1), abs=2e-5)
+    assert abs(by_context[0].bits_per_byte - by_context[1].bits_per_byte) > 1e-4
+
+
 @pytest.mark.parametrize("width", [8, 5, 20])
 def test_a_window_is_that_of_another_decoder(width):
     config = dataclasses.replace(SMALL, test_window=width)

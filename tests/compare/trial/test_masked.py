@@ -118,10 +118,11 @@ class Uniform(torch.nn.Module):
 
 def test_every_length_position_and_far_target_is_scored_in_bits_of_hidden_bytes():
     config = dataclasses.replace(MASKED, test_lengths=(16, 24, 64))
-    by_length, by_position, far = OBJECTIVES["masked"].test(Uniform(), WORDS, config)
+    by_length, by_position, far, by_context = OBJECTIVES["masked"].test(Uniform(), WORDS, config)
     uniform = pytest.approx(math.log2(MASK_SYMBOL + 1))
     assert [(s.length, s.bits_per_byte) for s in by_length] == [(n, uniform) for n in (16, 24, 64)]
     assert [(s.length, s.far, s.far_near) for s in far] == [(n, uniform, uniform) for n in (24, 64)]
+    assert by_context == (), "a masked byte sees both sides: how much context it has is unknown"
     assert all(s.bits_per_byte == pytest.approx(math.log2(MASK_SYMBOL + 1)) for s in by_position)
     assert by_position[-1].stop == 64
 

@@ -110,7 +110,7 @@ def test_the_test_reads_what_each_length_says_and_skips_what_an_encoding_has_not
     config = dataclasses.replace(SEQ2SEQ, encoding="learned", test_lengths=(16, 24, 64))
     model = train.build_model(config)
     model.__class__, model.seen = Recorded, set()
-    by_length, by_position, far = OBJECTIVE.test(model, WORDS, config)
+    by_length, by_position, far, _ = OBJECTIVE.test(model, WORDS, config)
     uniform = pytest.approx(math.log2(BEGIN_SYMBOL + 1))
     assert [s.bits_per_byte for s in by_length] == [uniform, None, None]
     assert [s.length for s in far] == [24, 64]
@@ -121,7 +121,7 @@ def test_the_test_reads_what_each_length_says_and_skips_what_an_encoding_has_not
     config = dataclasses.replace(SEQ2SEQ, test_lengths=(16, 24, 64))
     model = train.build_model(config)
     model.__class__, model.seen = Recorded, set()
-    by_length, by_position, far = OBJECTIVE.test(model, WORDS, config)
+    by_length, by_position, far, _ = OBJECTIVE.test(model, WORDS, config)
     assert [s.bits_per_byte for s in by_length] == [uniform] * 3
     assert [(s.far, s.far_near) for s in far] == [(uniform, uniform)] * 2
     assert (by_position[0].start, by_position[-1].stop) == (32, 64)

@@ -263,7 +263,7 @@ class Counting(Decoder):
 def test_evaluation_gives_the_bits_of_a_known_model():
     model = Counting(DecoderConfig(257, 32, 1, 2))
     symbols = np.full(4000, ord("a"), np.uint8)
-    by_length, by_position, far = OBJECTIVES[CAUSAL].test(model, symbols, TINY)
+    by_length, by_position, far, _ = OBJECTIVES[CAUSAL].test(model, symbols, TINY)
     expected = {16: 1.0, 24: (16 * 1 + 8 * 2) / 24, 40: (16 * 1 + 24 * 2) / 40}
     assert {s.length: s.bits_per_byte for s in by_length} == pytest.approx(expected, rel=1e-6)
     assert [round(s.bits_per_byte, 5) for s in by_position] == [1.0] * 16 + [2.0] * 24
@@ -274,7 +274,9 @@ def test_evaluation_gives_the_bits_of_a_known_model():
 
 def test_learned_table_cannot_run_beyond_itself_and_says_why():
     config = dataclasses.replace(TINY, encoding="learned")
-    by_length, by_position, far = OBJECTIVES[CAUSAL].test(train.build_model(config), TEXT, config)
+    by_length, by_position, far, _ = OBJECTIVES[CAUSAL].test(
+        train.build_model(config), TEXT, config
+    )
     assert [s.cannot for s in by_length] == [None, "it has 16 positions", "it has 16 positions"]
     assert [s.bits_per_byte is None for s in by_length] == [False, True, True]
     assert by_position[-1].stop == 16
