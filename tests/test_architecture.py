@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 FACES = {"posenc/__init__.py", "posenc/command_line/main.py"}
 NAMES = ("posenc.__version__", "posenc.encodings", "posenc.json", "posenc.safetensors")
 """What looks like a module and is none: the version, a group of entry points, files."""
-MAX_LOOSE, MAX_LINES, MAX_MODULES, MAX_ARROWS = 9, 550, 12, 140
+MAX_LOOSE, MAX_LINES, MAX_MODULES, MAX_ARROWS = 9, 550, 12, 141
 HOUSES = ("encodings",)
 """Rooms whose inner rooms stand on floors of their own."""
 DIVIDED = (*HOUSES, "compare")

@@ -1,6 +1,7 @@
 """Rows of a study: one for each encoding, reading and seed."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -68,6 +69,16 @@ def row_name(encoding: str, reading: str) -> str:
     'rope in a window'
     """
     return _NAME_FORMATS[reading].format(encoding)
+
+
+def plain_name(encoding: str) -> str:
+    """Return the name of an encoding from its text, which has options after a colon, or from its
+    label, which has settings in brackets.
+
+    >>> plain_name("rope:rope_theta=100"), plain_name("rope (base 100)")
+    ('rope', 'rope')
+    """
+    return re.split(r":| \(", encoding)[0]
 
 
 def rows_of(study: Study) -> tuple[Row, ...]:
