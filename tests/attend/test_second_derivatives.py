@@ -8,6 +8,7 @@ import torch
 
 import posenc
 from posenc import masks
+from posenc.testing.harness import successive_positions
 
 NAMES = tuple(n for n in posenc.names() if not n.startswith(("sinusoidal", "learned", "bert")))
 SHAPE = posenc.ModelShape(16, 2, 1, 4, train_length=16)
@@ -18,12 +19,7 @@ def functions(name, mask, dtype=torch.float64):
     """Attention as a function of q, k, v and the parameters, and these."""
     torch.manual_seed(0)
     encoding = posenc.create(name, SHAPE).for_layer(0).to(dtype)
-    axes = encoding.claims.num_axes
-    p = (
-        torch.arange(N)
-        if axes == 1
-        else torch.stack([torch.arange(N) // (i + 1) for i in range(axes)], -1)
-    )
+    p = successive_positions(encoding, N)
     state = encoding.state(torch.randn(1, N, 16, dtype=dtype), p)
     state = None if state is None else state.detach()
     inputs = [torch.randn(1, h, N, 4, dtype=dtype, requires_grad=True) for h in (2, 1, 1)]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import posenc
+from posenc.testing.harness import successive_positions
 
 SHAPE, LENGTH = posenc.ModelShape(32, 2, 2, 16, train_length=16), 100
 NAMES = [n for n in posenc.names() if posenc.create(n, SHAPE).claims.places == (3,)]
@@ -25,7 +26,7 @@ def test_a_score_is_as_exact_as_with_the_same_numbers_in_float32(name, dtype):
     half.load_state_dict(wide.state_dict())
     if name.startswith("kerple"):
         assert (half.r1 < 0.01).any() or (half.r2 < 0.01).any()
-    x, positions = torch.randn(1, LENGTH, 32).to(dtype), torch.arange(LENGTH)
+    x, positions = torch.randn(1, LENGTH, 32).to(dtype), successive_positions(wide, LENGTH)
     q, k, v = (torch.randn(1, 2, LENGTH, 16).to(dtype) for _ in range(3))
 
     def log_sum_exp(encoding: posenc.PositionEncoding, like: torch.dtype) -> torch.Tensor:
@@ -54,8 +55,9 @@ def test_a_score_is_as_exact_as_with_the_same_numbers_in_float32(name, dtype):
 def test_gradients_of_parameters_are_those_of_wide_products(name):
     """With q, k and v in bfloat16. Sums over keys that cancel would show what was rounded."""
     torch.manual_seed(0)
-    length, positions = 600, torch.arange(600)
+    length = 600
     encoding = posenc.create(name, SHAPE).for_layer(0)
+    positions = successive_positions(encoding, length)
     x, weight = torch.randn(1, length, 32), torch.randn(1, 2, length, 16)
     vectors = [torch.randn(1, 2, length, 16).bfloat16() for _ in range(3)]
 
