@@ -57,7 +57,8 @@ def test_more_queries_than_keys_see_what_the_mask_says(name, mask):
             continue
         torch.testing.assert_close(out, want)
         ran += 1
-    assert ran >= 4
+    # A bias of each pair is computed block by block only.
+    assert ran >= (3 if 3 in encoding.claims.places else 4)
 
 
 def attended(positions, mask, rows=slice(None), axes=3):
