@@ -15,12 +15,14 @@ class GivenTable(Record):
     loss_unit: what its losses are, in words: "nats per token".
     columns: those that it has, by posenc's names.
     notes: sentences on how it was read.
+    num_sizes: sizes of models in it, of which the study has one.
     """
 
     name: str
     loss_unit: str
     columns: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    num_sizes: int = 1
 
     def check(self) -> None:
         for text in (self.name, self.loss_unit, *self.columns, *self.notes):

@@ -187,8 +187,9 @@ _PLACES = (("near", "at the training length"), ("far", "on far bytes"))
 _HOW_TO_READ = (
     "A lead is by how many bits per byte a row is ahead of the best other row in models of one "
     "size; below 0 it is behind. The slope is its change with each doubling of the parameters, by "
-    "least squares over all sizes. All sizes have as many training tokens for each parameter."
+    "least squares over all sizes."
 )
+_SAME_TOKENS = "All sizes have as many training tokens for each parameter."
 
 
 @dataclass(frozen=True)
@@ -274,8 +275,9 @@ def slope_per_doubling(parameters: Sequence[int], leads: Sequence[float]) -> flo
     return round(slope, 10)
 
 
-def report_of_ladder(sizes: Sequence[SizeLosses]) -> Report:
-    """Return the report of sizes, smallest first."""
+def report_of_ladder(sizes: Sequence[SizeLosses], how_trained: str = _SAME_TOKENS) -> Report:
+    """Return the report of sizes, smallest first. how_trained: a sentence on how long each size was
+    trained."""
     sections = []
     sentences = []
     units = sizes[0].units
@@ -294,7 +296,8 @@ def report_of_ladder(sizes: Sequence[SizeLosses]) -> Report:
             name=place,
         )
         sections.append(Section(place_in_words.capitalize(), [table, plot]))
-    sections.append(Section("", [units.write(_HOW_TO_READ)], is_detail=True))
+    how_to_read = f"{units.write(_HOW_TO_READ)} {how_trained}"
+    sections.append(Section("", [how_to_read], is_detail=True))
     headline = " ".join(sentences) or "No two rows finished in all sizes, so no lead is known."
     counts_in_words = " and ".join(f"{size.parameters:,}" for size in sizes)
     facts = {"answer": headline, "sizes": list(sizes)}

@@ -205,7 +205,11 @@ def limits_of(study: Study) -> StudyLimits:
         knobs_searched=any(rate_check.plain_at is not None for rate_check in searches_on_text),
         has_retrieval=bool(study.sequence_tasks),
         absent_baselines=_absent_baselines([(row.encoding, row.reading) for row in rows_of(study)]),
-        num_sizes=len({(trial.width, trial.layers) for trial in trials}),
+        num_sizes=(
+            study.table.num_sizes
+            if study.table is not None
+            else len({(trial.width, trial.layers) for trial in trials})
+        ),
         bytes_per_parameter=_bytes_per_parameter(text_results),
         bits_saved_by_far_context=_most_bits_saved(study),
         has_far=near_and_far(study).far is not None,

@@ -4,6 +4,7 @@ import hashlib
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from posenc.compare.reports.loss_table import (
 from posenc.compare.reports.report_runs import make_report_folder
 from posenc.compare.reports.study_of_table import studies_of_table
 from posenc.compare.results import Study
+from posenc.compare.run_sizes import losses_of_size, report_of_ladder
 from posenc.compare.run_study import RUNS_FOLDER
 from posenc.files.atomic import prepare_page_and_figures
-from posenc.report.report import join_names
+from posenc.report.html_page import page_of
+from posenc.report.report import Facts, Report, Section, join_names
 from posenc.report.terminal import print_line, stderr_console
 
 
@@ -47,7 +50,8 @@ def judge(
         task: which text, if the table has several.
         out: folder for report.html and results.csv; None to write nothing.
 
-    Returns: the study: its `recommendation`, its `limits`, its `summary`.
+    Returns: the study: its `recommendation`, its `limits`, its `summary`; of several sizes that of
+        the largest. `out` has the pages of all, and one of the leads over size.
     Raises: ValueError for a table that cannot be judged, with its row; TypeError for no table.
     Source: docs/judge.md, docs/compare.md.
 
@@ -65,11 +69,11 @@ def judge(
         if isinstance(table, str | Path)
         else loss_table_of(table, columns)
     )
-    study = _study(loss_table, trained_length, task, "posenc.compare.judge(table)")
+    command = "posenc.compare.judge(table)"
+    studies = studies_of_table(_rows_of_task(loss_table, task), trained_length, command)
     if out is not None:
-        folder = make_report_folder(study.trials, Path(out), "judge")
-        write_report_files(study, folder)
-    return study
+        _write_pages(studies, Path(out))
+    return studies[max(studies)]
 
 
 def judge_file(
@@ -80,36 +84,63 @@ def judge_file(
     out: Path | None = None,
     figures_folder: Path | None = None,
     as_json: bool = False,
-) -> Study:
+) -> None:
     """Judge the losses of a CSV file, write the page and print the tables.
 
     columns: pairs of names, see `parse_renamed_columns`. The others are as those of `judge`.
     Raises: ValueError, before anything is written.
     """
-    prepare_page_and_figures(figures_folder)
     renamed = None if columns is None else parse_renamed_columns(columns)
-    table = read_loss_table(path, renamed)
-    study = _study(table, trained_length, task, shlex.join(["posenc", *sys.argv[1:]]))
-    content_hash = hashlib.sha256(repr((table, study.trials)).encode()).hexdigest()[:8]
-    folder = make_report_folder(study.trials, out or RUNS_FOLDER / f"judge-{content_hash}", "judge")
-    write_report_files(study, folder)
+    table = _rows_of_task(read_loss_table(path, renamed), task)
+    command = shlex.join(["posenc", *sys.argv[1:]])
+    studies = studies_of_table(table, trained_length, command)
+    prepare_page_and_figures(figures_folder)
+    content = repr((table, trained_length))
+    content_hash = hashlib.sha256(content.encode()).hexdigest()[:8]
+    folder = out or RUNS_FOLDER / f"judge-{content_hash}"
+    report = _write_pages(studies, folder)
     console = stderr_console()
-    report = report_of(study, folder)
     for note in write_figures(report, figures_folder):
         print_line(console, note)
     show_report(report, folder, console, as_json)
-    return study
 
 
-def _study(table: LossTable, trained_length: int | None, task: str | None, command: str) -> Study:
-    """Return the study of one task of a table. Raises: ValueError if it has several sizes."""
-    studies = studies_of_table(_rows_of_task(table, task), trained_length, command)
-    if len(studies) > 1:
-        sizes_in_words = join_names(f"{size:,}" for size in studies)
-        raise ValueError(
-            f"{table.name} has models of {sizes_in_words} parameters: give a table of one size."
-        )
-    return next(iter(studies.values()))
+def _write_pages(studies: Mapping[int, Study], folder: Path) -> Report:
+    """Write the page and results.csv of a study into a folder, and return its report. Of several
+    sizes write those of each into a folder of its own inside, and a page of all.
+
+    studies: by number of parameters, the smallest first.
+    Raises: ValueError where no page can be written.
+    """
+    if len(studies) == 1:
+        (study,) = studies.values()
+        make_report_folder(study.trials, folder, "judge")
+        write_report_files(study, folder)
+        return report_of(study, folder)
+    prepare_page_and_figures(None, folder / "report.html")
+    for size, study in studies.items():
+        write_report_files(study, make_report_folder(study.trials, folder / _name(size), "judge"))
+    report = _report_of_sizes(studies)
+    page_of(report).write(folder / "report.html")
+    return report
+
+
+def _report_of_sizes(studies: Mapping[int, Study]) -> Report:
+    """Return the report of all sizes: the answer of each, and each lead over size."""
+    report = report_of_ladder([*map(losses_of_size, studies.values())], _UNKNOWN_TOKENS)
+    answers = {_name(size): study.recommendation for size, study in studies.items()}
+    sections = [Section("Answers", [Facts(answers)]), *report.sections]
+    limits = studies[max(studies)].limits
+    facts = {**report.facts, "answers": answers, "cannot_say": limits}
+    return replace(report, sections=sections, facts=facts, limits=limits)
+
+
+_UNKNOWN_TOKENS = "How many tokens each size was trained on is not in the table."
+
+
+def _name(size: int) -> str:
+    """Return the name of a size: `124M`."""
+    return f"{size / 1e6:g}M"
 
 
 def _rows_of_task(table: LossTable, task: str | None) -> LossTable:

@@ -5,6 +5,7 @@ What the table does not have stays unknown. What would make its numbers incompar
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -56,7 +57,8 @@ def studies_of_table(
     studies = {}
     for size in sorted(rows_by_size):
         table_of_size = table._replace(rows=tuple(rows_by_size[size]))
-        studies[size] = _study(table_of_size, length, trained_length, command)
+        study = _study(table_of_size, length, trained_length is not None, len(rows_by_size))
+        studies[size] = conclude(replace(study, command=command))
     return studies
 
 
@@ -127,14 +129,15 @@ def _train_length(table: LossTable, trained_length: int | None) -> int:
     return trained_length
 
 
-def _study(table: LossTable, train_length: int, trained_length: int | None, command: str) -> Study:
-    """Return the study of the rows of models of one size.
+def _study(table: LossTable, train_length: int, length_was_given: bool, num_sizes: int) -> Study:
+    """Return the study of the rows of models of one size, without its verdict.
 
-    trained_length: as it was said; None if it was not.
+    num_sizes: sizes that the whole table has.
     """
-    rows = [row for row in table.rows if row.length >= train_length]
-    test_lengths = tuple(sorted({row.length for row in rows}))
-    trials = _group_by_trial(rows)
+    test_lengths = tuple(sorted({row.length for row in table.rows if row.length >= train_length}))
+    trials = _group_by_trial(
+        row for row in table.rows if row.length >= train_length or not math.isfinite(row.bits)
+    )
     _check_seeds(table.name, trials)
     finished_trials = {key: rows for key, rows in trials.items() if _failure(rows) is None}
     _check_what_trials_have(table.name, finished_trials, train_length, max(test_lengths))
@@ -143,23 +146,23 @@ def _study(table: LossTable, train_length: int, trained_length: int | None, comm
     for (encoding, seed), rows_of_trial in trials.items():
         config = _config(encoding, seed, test_lengths, steps, table.unit.per)
         results.append(_result(rows_of_trial, config))
-    notes = _notes(table, train_length, trained_length, steps)
-    study = Study(
+    notes = _notes(table, train_length, length_was_given, steps)
+    columns = tuple(sorted(table.columns))
+    return Study(
         format=FORMAT,
-        command=command,
+        command="",
         started="",
         versions={"posenc": installed_version("posenc")},
         hardware={},
         corpus=None,
         trials=tuple(result.config for result in results),
         results=tuple(results),
-        table=GivenTable(table.name, table.unit.words, tuple(sorted(table.columns)), notes),
+        table=GivenTable(table.name, table.unit.words, columns, notes, num_sizes),
     )
-    return conclude(study)
 
 
 def _notes(
-    table: LossTable, train_length: int, trained_length: int | None, steps: int
+    table: LossTable, train_length: int, length_was_given: bool, steps: int
 ) -> tuple[str, ...]:
     """Return the sentences on how a table was read."""
     notes = []
@@ -167,7 +170,7 @@ def _notes(
         notes.append(
             f"The losses of {table.name} are taken as {table.unit.words}, and shown in bits."
         )
-    if trained_length is None:
+    if not length_was_given:
         notes.append(
             f"The shortest length, {train_length:,}, is taken as that of training; if it is not: "
             "--trained-length."

@@ -1,6 +1,7 @@
 """Losses of other trainers get the verdicts of compare."""
 
 import csv
+import json
 import math
 import re
 from dataclasses import replace
@@ -15,6 +16,7 @@ from posenc.compare.judging.near_far import standings
 from posenc.compare.page.figures import curve_plots
 from posenc.compare.page.numbers import facts_of
 from posenc.compare.page.report import report_of
+from posenc.compare.reports.judge_losses import judge_file
 from posenc.compare.results import Study, with_labels
 from posenc.report.chart import split_by_series
 from posenc.report.html_page import page_of
@@ -205,3 +207,35 @@ def test_a_curve_in_the_table_tells_use_from_leads():
     assert posenc.compare.judge(last).recommendation.startswith("rope leads after this training")
     (training,) = [p for p in curve_plots(judged) if p.name == "training"]
     assert {*split_by_series(training.chart.data)} == {*LOSSES}  # no curves of training batches
+
+
+def table_of_sizes() -> list[dict[str, object]]:
+    """Losses of models of two sizes; alibi is 0.2 bits behind in the smaller, 0.1 in the larger."""
+    return [
+        {"encoding": name, "seed": seed, "size": size, "length": length, "bits_per_byte": bits}
+        for size, behind in (("10M", 0.2), ("40M", 0.1))
+        for length in (128, 512)
+        for name, more in (("rope", 0.0), ("alibi", behind))
+        for seed, bits in enumerate((1.0 + more, 1.01 + 0.99 * more))
+    ]
+
+
+def test_models_of_several_sizes_are_judged_each_and_their_leads_over_size(tmp_path, capsys):
+    path = write_csv(tmp_path / "losses.csv", table_of_sizes())
+    out = tmp_path / "page"
+    judge_file(path, out=out, as_json=True)
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["answer"].startswith("rope leads by 0.20 at 10.0 M, 0.10 at 40.0 M at the")
+    assert [*facts["answers"]] == ["10M", "40M"] and "another size" not in facts["cannot_say"]
+    for size, lead in (("10M", "+0.20"), ("40M", "+0.10")):
+        assert f"(alibi {lead}" in facts["answers"][size]
+        page_of_size = (out / size / "report.html").read_text("utf-8")
+        assert facts["answers"][size].split("(")[0] in page_of_size
+    page = (out / "report.html").read_text("utf-8")
+    assert "How many tokens each size was trained on is not in the table." in page
+    judged = posenc.compare.judge(path)
+    assert judged.recommendation == facts["answers"]["40M"]
+    with pytest.raises(ValueError, match="alibi lacks one of the sizes 10,000,000 and 40,000,000"):
+        posenc.compare.judge(
+            [row for row in table_of_sizes() if (row["encoding"], row["size"]) != ("alibi", "40M")]
+        )
