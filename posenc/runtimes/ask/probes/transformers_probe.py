@@ -7,7 +7,6 @@ first of the lengths; the others show whether frequencies change with the length
 
 import contextlib
 import copy
-import inspect
 import json
 import logging
 import math
@@ -18,21 +17,20 @@ from types import ModuleType
 from typing import Any
 
 from probing import WHOLE_FLAG, StartAgain, WithoutWeights, answer_question, error_in_one_line
+from rotating_functions import (
+    CALL_OF_ROTATION,
+    forward_source,
+    has_grid_positions,
+    has_interleaved_pairs,
+    why_rotating_stops,
+)
 
 IMAGES_OR_SOUND_PATTERN = re.compile(r"vis(ion|ual)|audio|image|speech|talker|code2wav")
 ATTENTION_ENDINGS = ("Attention", "MLA")
-ROTATED_WIDTH_NAMES = ("qk_rope_head_dim", "rotary_ndims", "rotary_dim")
-"""Names by which an attention keeps how many channels of a head it rotates, if not all."""
-SLICE_OF_QUERIES = re.compile(r"\b(query|q)\w*\[\.\.\., ?:|torch\.chunk\((query|q)\w*, ")
-"""Attention itself cuts the rotated part out of queries, by a slice or, in earlier releases, a
-chunk."""
 SCALING_OF_KEYS = re.compile(r"key\w* = key\w* \* self\.scaling")
 """Queries and keys are each multiplied by it, as in OpenAI's privacy filter."""
 SCALING_OF_QUERIES = re.compile(r"query\w* = query\w* \* self\.\w+ ?\*\* ?-0\.5")
 """Queries are multiplied by another number before, as in ESM: the kept one tells nothing."""
-CALL_OF_ROTATION = re.compile(r"(\w*apply_\w*rot\w*)\(")
-
-
 COMPILER = "torch._dynamo"
 COMPILER_OF_MASKS = f"{COMPILER}._trace_wrapped_higher_order_op"
 MARKS_OF_COMPILER = ("allow_in_graph", "assume_constant_result", "disable")
@@ -131,6 +129,8 @@ def answer_case(case):
         return {"unmeasured": f"transformers has no model of {type(config).__name__}"}
     try:
         return measure_model(model, config, case["lengths"])
+    except StartAgain:
+        raise
     except StopsInForward as stop:
         return {"refuses": str(stop)}
     except Exception as error:
@@ -205,19 +205,23 @@ def measure_model(model, config, lengths):
     rotations = distinct_rotations(modules, lengths[0])
     if not rotations and any(rotates_by_table(module) for module in attentions.values()):
         return {"unmeasured": f"{type(model).__name__} rotates by tables, which are not read"}
-    return {
+    stops = "" if has_grid_positions(text_config) else why_rotating_stops(attentions, rotations)
+    without_rotation = layers_without_rotation(attentions)
+    answer = {
         "class": type(model).__name__,
         "config_class": type(config).__name__,
-        "stops": ""
-        if has_grid_positions(text_config)
-        else why_rotating_stops(attentions, rotations),
         "rotations": rotations,
         "changes": any(distinct_rotations(modules, length) != rotations for length in lengths[1:]),
         "softmax_scales": softmax_scales(attentions),
-        "without_rotation": layers_without_rotation(attentions),
         "interleaved": has_interleaved_pairs(attentions),
         "admits": getattr(text_config, "max_position_embeddings", None),
     }
+    kind_by_null_layer = layers_with_null_rope_dict(text_config)
+    rotates_by_kind = all(rotation["kind"] for rotation in rotations)
+    if kind_by_null_layer and rotates_by_kind:
+        stops = stops or why_null_dict_stops(model, {*kind_by_null_layer.values()})
+        without_rotation = sorted({*(without_rotation or ()), *kind_by_null_layer})
+    return {**answer, "stops": stops, "without_rotation": without_rotation}
 
 
 def language_modules(modules):
@@ -386,156 +390,43 @@ def layers_without_rotation(attentions):
     return sorted(index for index, does_rotate in rotates_by_layer.items() if not does_rotate)
 
 
-def rotates_by_table(module):
-    """Return True if an attention rotates q and k by a table of sines, as GPT-J's does."""
-    has_table = hasattr(module, "embed_positions")
-    return has_table and bool(CALL_OF_ROTATION.search(forward_source(module)))
+def layers_with_null_rope_dict(config):
+    """Return the layers of kinds for which rope_parameters have null: index -> kind."""
+    dict_by_kind = getattr(config, "rope_parameters", None)
+    if not isinstance(dict_by_kind, dict):
+        return {}
+    kinds = enumerate(getattr(config, "layer_types", None) or ())
+    return {index: kind for index, kind in kinds if dict_by_kind.get(kind, 0) is None}
 
 
-def forward_source(module):
-    """Return the source of a module's forward; empty if there is none to read."""
-    try:
-        return inspect.getsource(type(module).forward)
-    except (OSError, TypeError):  # compiled, or made at runtime
-        return ""
+def why_null_dict_stops(model, kinds):
+    """Return the error with which a forward pass stops that asks cos and sin of one of these kinds
+    of layers, whose rope dicts are null; "" if it runs, so that their layers do not rotate.
 
-
-def rotating_functions(attentions):
-    """Yield one attention of each class and width, with the function by which its forward rotates q
-    and k. Those that rotate by a method, or nothing, are left out."""
-    module_by_type_and_width = {
-        (type(module), rotated_channels(module)): module for module in attentions.values()
-    }
-    for module in module_by_type_and_width.values():
-        source = forward_source(module)
-        function_names = CALL_OF_ROTATION.findall(source)
-        if "rope_interleave" in source and len(function_names) > 1:
-            is_interleaved = bool(
-                getattr(getattr(module, "config", None), "rope_interleave", False)
-            )
-            function_names = [
-                name for name in function_names if ("interleave" in name) == is_interleaved
-            ] or function_names
-        python_module = sys.modules[type(module).__module__]
-        for name in function_names[:1]:
-            function = getattr(python_module, name, None)
-            if function is not None:
-                yield module, function
-
-
-def has_grid_positions(config):
-    """Return True if a config is of patches of an image, whose positions have several components:
-    a row of frequencies is then that of one of them."""
-    return any(hasattr(config, name) for name in ("patch_size", "image_size"))
-
-
-def why_rotating_stops(attentions, rotations):
-    """Return the error with which a forward pass stops where cos and sin are narrower or wider than
-    what the attentions rotate by them; "" if there is none.
-
-    Attentions whose number of rotated channels is unknown are not asked. There is an error only
-    where all others fail for some row: then it is that of the first of them.
-
-    rotations: answers of rotary modules, with their `inv_freq`, half as long as cos and sin are
-    wide.
-    """
-    modules_and_functions = [
-        pair for pair in rotating_functions(attentions) if rotated_channels(pair[0])
-    ]
-    for rotation in rotations:
-        width = 2 * len(rotation["inv_freq"])
-        reasons = [
-            why_width_stops(module, function, width) for module, function in modules_and_functions
-        ]
-        if reasons and all(reasons):
-            return reasons[0]
-    return ""
-
-
-def why_width_stops(module, function, width):
-    """Call a function that rotates queries, and return its error as text if cos and sin have
-    `width` channels, and the queries the other number that `module` rotates; "" if it runs.
-
-    Everything passed is zeros. The arguments are those with which the function runs if the queries
-    have `width` channels too; "" if none are found. rotated_channels(module) must not be None.
-    """
-    num_rotated = rotated_channels(module)
-    if num_rotated == width:
-        return ""
-    for arguments in argument_variants(width):
-        if not error_of_call(function, width, arguments):
-            return error_of_call(function, num_rotated, arguments)
-    return ""
-
-
-def rotated_channels(attention):
-    """Return how many channels of each head the function that rotates is given by an attention;
-    None where the attention cuts them out itself, and keeps no number of them.
-
-    It is the number that the attention keeps under a name of ROTATED_WIDTH_NAMES, else its
-    head_dim: those attentions give the function whole heads."""
-    for name in ROTATED_WIDTH_NAMES:
-        if hasattr(attention, name):
-            return getattr(attention, name)
-    if SLICE_OF_QUERIES.search(forward_source(attention)):
-        return None
-    return getattr(attention, "head_dim", None)
-
-
-def argument_variants(width):
-    """Return the six tuples of arguments to try after q, for functions that rotate.
-
-    The string "k" stands for the keys. Four tuples have it, before cos and sin of `width` channels,
-    cos and sin of one channel a pair, those of three axes with the list of sections, or one complex
-    tensor of one number a pair. The last two are cos and sin of both widths without the keys.
+    The model is moved to the meta device: there a pass computes shapes, of tables and masks too.
+    Raises: StartAgain in a run without torch's compiler, which masks need; any other error of the
+    pass, after which nothing is known.
     """
     import torch
 
-    full_table, half_table = torch.zeros(1, 3, width), torch.zeros(1, 3, width // 2)
-    table_per_axis = torch.zeros(3, 1, 3, width)
-    complex_table = torch.zeros(1, 3, width // 2, dtype=torch.complex64)
-    variants_with_both = [
-        (full_table, full_table),
-        (half_table, half_table),
-        (table_per_axis, table_per_axis, [width // 2, 0, 0]),
-    ]
-    return [
-        ("k", *arguments) for arguments in (*variants_with_both, (complex_table,))
-    ] + variants_with_both[:2]
-
-
-def error_of_call(function, num_channels, arguments):
-    """Return the words with which a function that rotates stops; "" if it runs.
-
-    It is called with zeros: q of so many channels, and `arguments`, in which a string stands for
-    the keys.
-    """
-    import torch
-
-    q = torch.zeros(1, 1, 3, num_channels)
-    other_arguments = [q if isinstance(value, str) else value for value in arguments]
+    if leaves_packages_out():
+        raise StartAgain
+    model = model.to("meta", torch.bfloat16)
+    tokens = torch.zeros(1, 4, dtype=torch.long, device="meta")
     try:
-        function(q, *other_arguments)
-    except Exception as error:
+        with torch.no_grad():
+            model(tokens)
+    except (KeyError, AttributeError) as error:
+        if not any(kind in str(error) for kind in kinds):
+            raise
         return error_in_one_line(error)
     return ""
 
 
-def has_interleaved_pairs(attentions):
-    """Return whether attention turns channels (2i, 2i + 1) together, by calling the function that
-    its forward names with cos 0 and sin 1: the first channel then shows its partner."""
-    import torch
-
-    for _, function in rotating_functions(attentions):
-        x = torch.arange(1.0, 9.0).reshape(1, 1, 1, 8)
-        try:
-            turned = function(x, x, torch.zeros(1, 1, 8), torch.ones(1, 1, 8))[0]
-        except Exception:  # other arguments
-            continue
-        value_of_partner = abs(float(turned.flatten()[0]))
-        if value_of_partner in (2.0, 5.0):
-            return value_of_partner == 2.0
-    return None
+def rotates_by_table(module):
+    """Return True if an attention rotates q and k by a table of sines, as GPT-J's does."""
+    has_table = hasattr(module, "embed_positions")
+    return has_table and bool(CALL_OF_ROTATION.search(forward_source(module)))
 
 
 if __name__ == "__main__":

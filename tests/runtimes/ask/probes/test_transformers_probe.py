@@ -237,6 +237,26 @@ def test_the_probe_loads_no_compiler(monkeypatch, tmp_path, fresh_process):
     assert answer.model == "False"
 
 
+KINDS = ["sliding_attention", "full_attention"]
+KINDS_IN_TURN = {**SIZES, "num_hidden_layers": 2, "layer_types": KINDS}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ROW == "transformers-4", reason="it has no dicts by kind")
+def test_layers_of_a_null_kind_rest_or_stop_a_forward_pass():
+    """Beam's rest; Gemma 4 asks their cos and sin; Olmo 3 had one dict for all kinds up to 5.12."""
+    rope_parameters = {KINDS[0]: None, KINDS[1]: {"rope_type": "default", "rope_theta": 5e4}}
+    families = ("beam", "gemma4_text", "olmo3")
+    configs = [
+        {"model_type": family, **KINDS_IN_TURN, "rope_parameters": rope_parameters}
+        for family in families
+    ]
+    beam, gemma, olmo = ask([(config, [32]) for config in configs])
+    assert not beam.stop_message and beam.without_rotation == (0,)
+    assert gemma.stop_message == "KeyError: 'sliding_attention'"
+    assert not olmo.stop_message and not olmo.without_rotation
+
+
 def rounded(frequencies) -> tuple[str, ...]:
     return tuple(f"{frequency:.4g}" for frequency in frequencies)
 
@@ -253,7 +273,7 @@ def rounded(frequencies) -> tuple[str, ...]:
 def test_attention_that_cuts_queries_itself_is_seen(monkeypatch, line, cuts):
     """The second line is of Recurrent Gemma up to transformers 5.15, which runs."""
     monkeypatch.syspath_prepend(PROBES)
-    probe = runpy.run_path(str(PROBES / "transformers_probe.py"))
+    probe = runpy.run_path(str(PROBES / "rotating_functions.py"))
     assert bool(probe["SLICE_OF_QUERIES"].search(line)) is cuts
 
 
