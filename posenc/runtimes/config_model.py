@@ -48,7 +48,8 @@ LAYER_TYPES_OF_KIND = {
 V4 names its rope dicts so."""
 CONSTANT_SOFTMAX_SCALES = dict.fromkeys(
     """
-    gemma3n_text gemma4_text gemma4_unified_text gemma4_vision embedding_gemma2_text
+    diffusion_gemma_text embedding_gemma2_text gemma3n_text gemma4_text gemma4_unified_text
+    gemma4_vision
     """.split(),
     1.0,
 )
@@ -210,8 +211,8 @@ class Model:
         facts = self.transformers5_facts
         if self.facts.get("latent_sum"):  # Mistral 4
             return None  # which of its spellings keep the share, is not read
-        if facts.dims_key == "qk_rope_head_dim":  # DeepSeek V4
-            return int(self.head_dim * self.rotated_share)
+        if facts.dims_key == "qk_rope_head_dim":
+            return None  # DeepSeek V4 rotates as many channels as its tables have
         if self.is_mla:  # DeepSeek V2 and V3, and what is built like them
             # Without a head_key, which V3 has, get("") finds nothing.
             rotated_width = self.get(facts.head_key) if self.supports_partial_rotation else None

@@ -135,7 +135,8 @@ class ConfigFacts(RuntimeFacts):
     theta_keys: Mapping[str, str] = field(default_factory=dict)
     """Kind of layers -> the key beside the dicts that has this kind's base, "" where none is read;
     "all": where one base serves all layers, which rope_theta has unless this says otherwise;
-    "flat": the key of every kind in a config whose dict is flat."""
+    "given": the key of every kind for which the config has a dict, flat or its own, with
+    `rope_theta` for those that state none."""
 
     partial_rotary_factor: float | None = None
     """The rotated share of each head by default; None in families that rotate whole heads."""

@@ -40,9 +40,12 @@ FAMILIES_WITH_OWN_MSCALES = ("phimoe",)
 """Families whose module multiplies by short_mscale and long_mscale."""
 FAMILIES_WITH_SHARED_AXES = ("pixtral",)
 """Towers whose height and width take the frequencies of one head in turn."""
-FAMILIES_WITHOUT_RESTING_KINDS = ("laguna", "mellum", "mimo_v2_flash", "ultrabert")
-"""Families with a dict per kind whose model asks cos and sin of each kind that has layers: where
-the dict of one is null, a forward pass stops, as the installed 5.24 answered."""
+FAMILIES_WITH_RESTING_KINDS = ("beam",)
+"""Families with a dict per kind whose layers do not rotate where the dict of their kind is null.
+All others ask cos and sin of each kind that has layers, so that a forward pass stops, as the
+installed 5.24 answered."""
+FAMILIES_NEEDING_FULL_ATTENTION = ("neomme",)
+"""Families whose class refuses layer_types without a layer of full attention."""
 FAMILIES_WITH_EMPTY_LIST_AS_NONE = ("llama4_text",)
 """Families in which an empty list of the layers that rotate counts for no list."""
 
@@ -280,6 +283,11 @@ def _refuse_values(model: Model) -> None:
     _refuse_short_list_of_rotating_layers(model)
     if facts.whole_heads and model.size("hidden_size") % model.num_heads:
         raise RefusedError("ValueError: the hidden size is no multiple of the attention heads")
+    if (
+        model.model_type in FAMILIES_NEEDING_FULL_ATTENTION
+        and "full_attention" not in model.layer_types
+    ):
+        raise RefusedError("ValueError: layer_types must contain at least one full_attention layer")
     for name in ("rope_scaling", "rope_parameters"):
         outer_dict = model.outer_config.get(name)
         if isinstance(outer_dict, Mapping):
@@ -409,6 +417,15 @@ def _first_reason_to_stop(
         _why_sections_stop(resolved_dicts[kind], layer_rotation, model)
         for kind, layer_rotation in rotations.items()
     ]
-    if model.without_rotation and model.model_type in FAMILIES_WITHOUT_RESTING_KINDS:
-        reasons.append(f"KeyError: {model.layer_types[model.without_rotation[0]]!r}")
+    reasons.append(_why_null_dict_stops(model))
     return next(filter(None, reasons), "")
+
+
+def _why_null_dict_stops(model: Model) -> str:
+    """Return why a forward pass stops where a kind that has layers has null for a rope dict; empty
+    if it runs."""
+    if not model.has_rope_dict_per_kind or model.model_type in FAMILIES_WITH_RESTING_KINDS:
+        return ""
+    if not model.without_rotation:
+        return ""
+    return f"KeyError: {model.layer_types[model.without_rotation[0]]!r}"

@@ -23,8 +23,14 @@ FAMILIES_NAMING_MROPE = ("qwen2_vl_text", "qwen2_5_vl_text")
 DEEPSEEK_V4_FAMILIES = ("deepseek_v4",)
 """Families that take neither a base nor a share from a flat dict, and give yarn in it the
 multiplier 1 where it states none."""
-FAMILIES_OF_COMPLETE_DICTS = ("step3p5",)
-"""Families in which complete dicts by kind of layer make a flat one be passed over."""
+FAMILIES_OF_COMPLETE_DICTS = ("deepseek_v4", "step3p5")
+"""Families that take the dicts by kind of layer if every kind has one, and otherwise make them anew
+of what stands beside them."""
+FAMILIES_FILLING_MISSING_KINDS = ("neomme",)
+"""Families that apply a flat dict to no kind, and yet make a dict for a kind without one."""
+FAMILIES_NEEDING_EACH_KIND = ("dots3_note_text",)
+"""Families that apply a flat dict to all kinds, and yet need one for each kind that has layers
+where the dicts are by kind."""
 STRETCHING_TYPES = ("llama3", "yarn", "longrope")
 NO_LENGTH_MESSAGE = "AttributeError: no attribute 'max_position_embeddings'"
 Parameters = dict[str, Any]
@@ -164,10 +170,11 @@ def _resolve_nested(
 def _refuse_nulls(model: Model) -> None:
     """Raise RefusedError for null under a key that the class calculates with or looks into."""
     dicts = (model.config, model.config.get("rope_parameters") or {})
+    own_kinds = model.transformers5_facts.dicts_by_kind or {}
     for key, effect in model.transformers5_facts.nulls.items():
-        if effect == "refused" and any(
-            key in dict_with_key and dict_with_key[key] is None for dict_with_key in dicts
-        ):
+        is_null = any(key in rope_dict and rope_dict[key] is None for rope_dict in dicts)
+        is_kind_without_layers = key in own_kinds and not model.layers_of_kind(key)
+        if effect == "refused" and is_null and not is_kind_without_layers:
             raise RefusedError(f"TypeError: {key} is None")
 
 
@@ -181,18 +188,32 @@ def _written_dicts(model: Model) -> _WrittenDicts:
     nested_dict = model.config.get("rope_parameters")
     flat_dict = model.config.get("rope_scaling")
     by_kind = _nested_dicts(nested_dict)
-    if facts.flat_new and nested_dict and not by_kind:
+    if facts.flat_new and isinstance(nested_dict, Mapping) and not by_kind:
         flat_dict = flat_dict or nested_dict
         nested_dict = None
     if facts.strict and isinstance(nested_dict, Mapping) and len(by_kind) < len(nested_dict):
         raise RefusedError("StrictDataclassFieldValidationError: field 'rope_parameters'")
-    if model.model_type in FAMILIES_OF_COMPLETE_DICTS and set(model.layer_kinds) <= by_kind.keys():
-        flat_dict = None
+    if model.model_type in FAMILIES_OF_COMPLETE_DICTS:
+        if _has_every_dict(by_kind, model):
+            flat_dict = None
+        else:
+            by_kind = {}
+            nested_dict = None
     if not isinstance(flat_dict, Mapping):
         return _WrittenDicts(by_kind, None, nested_dict is not None)
     if _nested_dicts(flat_dict):
         raise NotReadError("a dict per kind in rope_scaling")  # classes differ in what they do
     return _WrittenDicts(by_kind, flat_dict, nested_dict is not None)
+
+
+def _has_every_dict(by_kind: Mapping[str, Parameters], model: Model) -> bool:
+    """Return True if a class of FAMILIES_OF_COMPLETE_DICTS takes these dicts by kind: Step 3.5's if
+    each kind with layers has one, DeepSeek V4's if both kinds have one and rope_scaling is empty,
+    which would take their place."""
+    if model.model_type in DEEPSEEK_V4_FAMILIES:
+        needed_kinds = {*(model.transformers5_facts.dicts_by_kind or ())}
+        return needed_kinds <= by_kind.keys() and not model.config.get("rope_scaling")
+    return {*model.layer_kinds} <= by_kind.keys()
 
 
 def _nested_dicts(rope_dict: Any) -> dict[str, Parameters]:
@@ -232,8 +253,14 @@ def _filled_dict_of_kind(
     parameters = _own_dict_of_kind(kind, model) if given_dict is None else given_dict
     if model.transformers5_facts.share_use == "ignored":
         parameters["partial_rotary_factor"] = 1.0
-    theta = _base_for_dict_without_one(kind, model, by_flat=given_dict is not None and has_flat)
-    _fill_missing_keys(parameters, model, theta, _share_for_dict_without_one(kind, model))
+    theta = _base_for_dict_without_one(kind, model, is_given=given_dict is not None)
+    share = _share_for_dict_without_one(kind, model)
+    is_nested = given_dict is not None and not has_flat
+    if is_nested and model.model_type in DEEPSEEK_V4_FAMILIES:
+        # Loading completes such dicts before the class looks at the keys of its own.
+        theta = model.config.get("rope_theta", model.transformers5_facts.rope_theta)
+        share = model.config.get("partial_rotary_factor", 1.0)
+    _fill_missing_keys(parameters, model, theta, share)
     return parameters
 
 
@@ -241,21 +268,36 @@ def _strict_dict_of_kind(
     kind: str, given_dict: Parameters | None, model: Model, *, has_flat: bool
 ) -> Parameters:
     """Return the complete dict of one kind of layer, of a class that accepts no keys beside its
-    dicts and fills nothing in while it loads. The arguments are those of `_filled_dict_of_kind`.
-
-    Building a scaled rotary module does take a base and a share from beside the dicts: the
-    functions of all types but default call standardize_rope_params first (:173).
-    """
+    dicts and fills nothing in while it loads, but perhaps while it builds its rotary module: see
+    `_kinds_filled_while_building`. The arguments are those of `_filled_dict_of_kind`."""
     own_dict = model.transformers5_facts.rope_of_kind(kind)
     theta = own_dict.get("rope_theta", 10000.0)
     has_own_share = model.transformers5_facts.share_use == "own"
     share = own_dict.get("partial_rotary_factor") if has_own_share else None
     parameters = _own_dict_of_kind(kind, model) if given_dict is None else given_dict
-    if given_dict is not None and _is_scaled(parameters):
-        theta = model.config.get("rope_theta", theta)
+    if kind in _kinds_filled_while_building(model):
         share = model.config.get("partial_rotary_factor")
+        if given_dict is not None:
+            theta = model.config.get("rope_theta", theta)
     _fill_missing_keys(parameters, model, theta, share)
     return parameters
+
+
+def _kinds_filled_while_building(model: Model) -> set[str]:
+    """Return the kinds of layers whose dicts take a base and a share from beside the dicts while
+    the rotary module of a strict class is built.
+
+    The functions of all types but default fill in all dicts first (:173). The kinds are built in
+    the order of the alphabet: those before the first scaled one are built already.
+    """
+    dict_by_kind = _nested_dicts(model.config.get("rope_parameters"))
+    kinds = sorted(model.layer_kinds)
+    scaled_kinds = [
+        kind
+        for kind in kinds
+        if _is_scaled(dict_by_kind.get(kind, model.transformers5_facts.rope_of_kind(kind)))
+    ]
+    return {kind for kind in kinds if scaled_kinds and kind >= scaled_kinds[0]}
 
 
 def _own_dict_of_kind(kind: str, model: Model) -> Parameters:
@@ -288,18 +330,19 @@ def _check_dict_of_kind(parameters: Parameters, model: Model) -> None:
         raise RefusedError("KeyError: 'original_max_position_embeddings'")
 
 
-def _base_for_dict_without_one(kind: str, model: Model, *, by_flat: bool) -> Any:
+def _base_for_dict_without_one(kind: str, model: Model, *, is_given: bool) -> Any:
     """Return the base of a kind whose dict has none: by the family's key for this kind, else the
     class's own.
 
-    by_flat: the config has a flat dict, which counts for this kind. Some families then look for the
-    base under another key.
+    is_given: the config has a dict for this kind, flat or its own. Some families then take the base
+    of another key, or the one that their class has for all kinds.
     """
     facts = model.transformers5_facts
     theta = facts.rope_of_kind(kind).get("rope_theta", 10000.0)
     key = facts.theta_keys.get(kind, "")
-    if by_flat:
-        key = facts.theta_keys.get("flat", key)
+    if is_given and "given" in facts.theta_keys:
+        theta = facts.rope_theta
+        key = facts.theta_keys["given"]
     # Most classes keep a null, at which building their layers stops; some replace it.
     null_is_replaced = facts.nulls.get("rope_theta") == "missing"
     if model.config.get(key) is not None or not null_is_replaced:
@@ -353,28 +396,42 @@ def refuse_unloadable_nested(model: Model, resolved_dicts: Mapping[str, Paramete
     Newer families accept no flat dict and fill nothing in. Where head dimensions differ between
     layers, validating longrope fails.
     """
-    rope_dict = model.config.get("rope_scaling") or model.config.get("rope_parameters") or {}
-    if rope_dict and not model.kinds_of_flat_rope_scaling:
+    rope_dict = model.config.get("rope_scaling") or model.config.get("rope_parameters")
+    if isinstance(rope_dict, Mapping):
         for kind, parameters in resolved_dicts.items():
-            if kind not in rope_dict:
+            if kind not in rope_dict and _needs_each_kind(model, rope_dict):
                 raise RefusedError(f"KeyError: {kind!r}")
             if model.kinds_of_flat_rope_scaling is None:
-                _require_complete(rope_dict[kind], parameters, model)
+                is_base_filled_in = kind in _kinds_filled_while_building(model)
+                _require_complete(rope_dict[kind], parameters, model, is_base_filled_in)
     if model.head_dims_differ and any(
         p["rope_type"] == "longrope" for p in resolved_dicts.values()
     ):
         raise RefusedError("AmbiguousGlobalPerLayerAttributeError: 'head_dim'")
 
 
-def _require_complete(given_dict: Mapping[str, Any], parameters: Parameters, model: Model) -> None:
+def _needs_each_kind(model: Model, rope_dict: Mapping[str, Any]) -> bool:
+    """Return True if loading stops where a rope dict that is written, though empty, lacks one for a
+    kind that has layers."""
+    if model.kinds_of_flat_rope_scaling:
+        is_nested = bool(_nested_dicts(rope_dict))
+        return is_nested and model.model_type in FAMILIES_NEEDING_EACH_KIND
+    fills_missing_kinds = model.model_type in FAMILIES_FILLING_MISSING_KINDS
+    return not fills_missing_kinds or rope_dict is model.config.get("rope_scaling")
+
+
+def _require_complete(
+    given_dict: Mapping[str, Any], parameters: Parameters, model: Model, is_base_filled_in: bool
+) -> None:
     """Raise RefusedError if a nested dict lacks a key that nothing fills in.
 
-    given_dict: the dict of the file; parameters: the same one after loading.
+    given_dict: the dict of the file; parameters: the same one after loading. is_base_filled_in:
+    whether it may take the base from beside the dicts.
     """
     needed_keys = {"rope_theta"}
     if parameters["rope_type"] in STRETCHING_TYPES:
         needed_keys.add(ORIGINAL_LENGTH_KEY)
-    if _is_scaled(parameters) and model.config.get("rope_theta") is not None:
+    if is_base_filled_in and model.config.get("rope_theta") is not None:
         needed_keys.remove("rope_theta")
     missing_keys = sorted(needed_keys - given_dict.keys())
     if missing_keys:

@@ -204,25 +204,6 @@ def test_doctor_blesses_no_file_that_transformers_5_cannot_load(family, changes,
     assert "transformers-5" in said and "as meant" not in said
 
 
-@pytest.mark.parametrize("family", ["laguna", "mellum", "mimo_v2_flash", "ultrabert"])
-def test_null_for_the_dict_of_a_kind_stops_a_forward_pass(family):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers", minversion="5.20")
-    rope_parameters = {
-        "full_attention": {"rope_type": "default", "rope_theta": 5e4},
-        "sliding_attention": None,
-    }
-    layer_types = ["sliding_attention", "full_attention"]
-    raw = {**SIZES, "layer_types": layer_types, "rope_parameters": rope_parameters}
-    del raw["rope_theta"]  # with it, nobody has read Ultrabert
-    known = emulate({"model_type": family, **raw})["transformers-5"]
-    with torch.device("meta"):
-        model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(family, **raw))
-    with pytest.raises(KeyError) as stop:
-        model(torch.zeros(1, 4, dtype=torch.long, device="meta"))
-    assert known.stop_message == f"KeyError: {stop.value}"
-
-
 def test_the_kinds_of_numbers_are_those_of_transformers_classes():
     transformers = pytest.importorskip("transformers")
     seen = 0

@@ -193,3 +193,18 @@ def test_a_scaled_module_fills_its_dict_from_the_top_level(family, kind, share):
     assert answer(config, {"rope_type": "default"}).error is not None
     without = {key: value for key, value in config.items() if key != "rope_theta"}
     assert answer(without, scaling).error is not None
+
+
+@pytest.mark.parametrize("family", ["glm_image_text", "glm_ocr_text", "glm4v_text"])
+def test_a_module_that_splits_by_sections_stops_where_they_add_up_otherwise(family):
+    """Each splits its pairs into [8, 12, 12]; these heads have 16."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32}
+    config = {"model_type": family, **sizes, "num_key_value_heads": 2}
+    stop = RUNTIMES["transformers-5"](config, None).stop_message
+    loaded = transformers.AutoConfig.for_model(**config)
+    name = type(loaded).__name__.replace("Config", "RotaryEmbedding")
+    package = type(loaded).__module__.replace("configuration", "modeling")
+    rotary = getattr(importlib.import_module(package), name)(loaded)
+    with pytest.raises(RuntimeError, match="split_with_sizes"):
+        rotary(torch.zeros(1, 4, 64), torch.zeros(3, 1, 4))
+    assert "adds up to 32, and each head has 16 rotated pairs" in stop
