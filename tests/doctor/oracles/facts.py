@@ -88,6 +88,19 @@ NEEDS = {
     "zamba2": {"layer_types": ["mamba", "hybrid"] * 3 + ["mamba"]},
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "gemma4_text": {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
+    "dbrx": {"attn_config": BASE},
+    "diffusion_gemma_text": {
+        "num_global_key_value_heads": 6,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    },
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "hunyuan_v1_dense": {"head_dim": 32},
+    "hunyuan_v1_moe": {"head_dim": 32},
+    "hunyuan_vl_text": {"head_dim": 32},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 3 + ["conv"]},
+    "ministral": {"head_dim": 32},
 }
 """What a class wants to be told with other sizes."""
 
@@ -125,10 +138,14 @@ def configs_of(
     class by kind of layer; None for one dict. required: keys of a rope dict without which its
     module stops."""
     sizes = {key: value for key, value in SIZES.items() if key in keys}
+    facts = Transformers5Facts.of(all_families()[name].get("transformers5"))
+    if facts.sections:  # as many pairs of each head must rotate
+        rotated_part = facts.partial_rotary_factor or 1.0
+        sizes["hidden_size"] = int(6 * 2 * sum(facts.sections) / rotated_part)
     plain = {"model_type": name, **sizes, **NEEDS.get(name, {})}
     for question, given in QUESTIONS.items():
         own = dict(given)
-        if "mrope_section" in required:
+        if "mrope_section" in required and not facts.sections:
             scaling = own.get("rope_scaling") or {"rope_type": "default"}
             own["rope_scaling"] = {**scaling, "mrope_section": SECTIONS}
         if nested and "rope_parameters" in own:
@@ -151,6 +168,15 @@ def runtime_of(release: str) -> str:
     return f"transformers-{4 if release.startswith('4.') else 5}"
 
 
+def in_outer_class(config: dict[str, Any], classes: Mapping[str, Any]) -> dict[str, Any]:
+    """A config of a class around the language model of a config, for a release that builds the
+    model only so; the same config where there is no such class."""
+    for name, said in sorted(classes.items()):
+        if said.get("text") == config["model_type"] and not said["any"]:
+            return {"model_type": name, said["text_key"]: config}
+    return config
+
+
 def difference(asked: RuntimeAnswer, known: ComputedPositions, model: Model) -> str:
     """How what is known differs from what a release answered; empty where it does not, or where one
     of them says nothing."""
@@ -158,10 +184,10 @@ def difference(asked: RuntimeAnswer, known: ComputedPositions, model: Model) -> 
     known = known.with_stop_as_refusal
     if not (answer.is_known and known.is_known) or "mrope_section" in (known.error or ""):
         return ""  # that sections do not add up, some releases notice in attention only
+    if not answer.rotations and not answer.error and model.model_type in NOT_SEEN:
+        return ""
     if (answer.error is None) != (known.error is None):
         return f"{'refused' if answer.error else 'computed'}: {answer.error or known.error}"
-    if not answer.rotations and model.model_type in NOT_SEEN:
-        return ""
     for kind, layer in known.rotations.items():
         same = answer.rotations.get(kind, answer.rotations.get("all"))
         if same is None:
@@ -194,6 +220,21 @@ def differences_in(python: str, release: str, names: list[str], classes: Mapping
     row = runtime_of(release)
     questions = [(config, [LENGTH]) for _, _, config in rows]
     answers = ask(questions, python, "transformers", seconds=7200)
+    parts_of_others = {
+        name
+        for (name, question, _), asked in zip(rows, answers, strict=True)
+        if question == "nothing" and (asked.refusal or asked.why_unmeasured)
+    }
+    rows = [
+        (name, question, in_outer_class(config, classes) if name in parts_of_others else config)
+        for name, question, config in rows
+    ]
+    second_questions = [(config, [LENGTH]) for name, _, config in rows if name in parts_of_others]
+    second_answers = iter(ask(second_questions, python, "transformers", seconds=7200))
+    answers = [
+        next(second_answers) if name in parts_of_others else answer
+        for (name, _, _), answer in zip(rows, answers, strict=True)
+    ]
     minor = ".".join(release.split(".")[:2])
     wrong: dict[str, dict[str, str]] = {}
     compared = 0
