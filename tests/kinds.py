@@ -1,5 +1,5 @@
 """The encodings by kind: what takes seconds is run for a few kinds by `make test`, for one encoding
-of each kind by `make test-all`, and for all by `make nightly`."""
+of each kind, or of half of them, by `make test-all`, and for all by `make nightly`."""
 
 import functools
 from collections.abc import Hashable
@@ -31,12 +31,19 @@ def kind(name: str) -> Hashable:
 
 
 @functools.cache
-def one_of_each_kind() -> list[Any]:
-    """Every name as a parameter of a test; all but the first of each kind are nightly."""
+def one_of_each_kind(turn: int = 0, num_turns: int = 1) -> list[Any]:
+    """Every name as a parameter of a test; all but the first of each kind are nightly.
+
+    turn, num_turns: tests that each compile or export an encoding for seconds share the kinds out
+    among them: one of `num_turns` tests takes every so many of them, beginning with number `turn`,
+    and leaves the other kinds to `make nightly`, too.
+    """
     seen: set[Hashable] = set()
     found = []
     for name in names():
-        new = (its := kind(name)) not in seen
-        seen.add(its)
-        found.append(name if new else pytest.param(name, marks=pytest.mark.nightly))
+        its_kind = kind(name)
+        is_new = its_kind not in seen
+        has_turn = len(seen) % num_turns == turn
+        seen.add(its_kind)
+        found.append(name if is_new and has_turn else pytest.param(name, marks=pytest.mark.nightly))
     return found

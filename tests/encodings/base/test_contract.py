@@ -57,20 +57,20 @@ def test_any_shape_and_dtype(name: str):
 
 @pytest.mark.quick(1)
 @needs_whole_graphs
-@pytest.mark.parametrize("name", one_of_each_kind())
+@pytest.mark.parametrize("name", one_of_each_kind(0, 2))
 def test_compiles_without_recompiling_per_length(name: str):
     assert_compiles_without_recompiling_per_length(maker(name))
 
 
 @pytest.mark.quick(1)
 @needs_whole_graphs
-@pytest.mark.parametrize("name", one_of_each_kind())
+@pytest.mark.parametrize("name", one_of_each_kind(1, 2))
 def test_exports_with_any_length(name: str):
     assert_exports_with_any_length(maker(name), strict=True)
 
 
 @pytest.mark.quick(2)
-@pytest.mark.parametrize("name", one_of_each_kind())
+@pytest.mark.parametrize("name", one_of_each_kind(0, 2))
 def test_exports_what_its_python_code_does_for_any_length(name: str):
     if name in ("rnope_swa", "irope"):
         pytest.skip("strict=False of torch knows no copy of a module that two layers share")
