@@ -34,11 +34,11 @@ def run(title, imports=IMPORTS):
     return scope
 
 
-def test_there_are_twenty_eight_tasks_and_the_list_names_each():
+def test_there_are_thirty_tasks_and_the_list_names_each():
     titles = [task.partition("\n")[0] for task in TASKS]
-    assert len(titles) == 28 and START.partition("\n\n")[2].startswith("Twenty-eight tasks")
+    assert len(titles) == 30 and START.partition("\n\n")[2].startswith("Thirty tasks")
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert "[cookbook](docs/cookbook.md) has twenty-eight tasks" in changes
+    assert "[cookbook](docs/cookbook.md) has thirty tasks" in changes
     listed = re.findall(r"^\| \[(.+?)\]\(#(.+?)\) \|", START, re.MULTILINE)
     anchors = [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
     assert listed == list(zip(titles, anchors, strict=True))
@@ -53,7 +53,9 @@ def test_a_task_has_at_most_twelve_lines(task):
 
 
 PUBLIC_QUESTIONS = (
-    "Move cached keys",
+    "A window with sinks",
+    "Join fragments of a cache",
+    "What cannot be moved",
     "Video generators",
     "Image generators",
     "DINOv3",
@@ -64,13 +66,14 @@ PUBLIC_QUESTIONS = (
     "Falcon's ALiBi",
     "MPNet's bias",
 )
-"""What people asked in public; seven or eight lines are all that they are asked to write."""
+"""What people asked in public."""
 
 
 @pytest.mark.parametrize("title", PUBLIC_QUESTIONS)
 def test_a_public_question_is_answered_in_eight_lines(title):
-    if title != "Move cached keys":  # three answers in one
-        assert sum(bool(line) for line in CODE[title].splitlines()) <= 8
+    # A line that only checks the answer is none of it.
+    lines = [line for line in CODE[title].splitlines() if line and not line.startswith("assert")]
+    assert len(lines) <= 8
 
 
 SEPARATE = ("RoPE in flash-attn", "timm", "Sharding with FSDP2", "Keras", "JAX")

@@ -109,10 +109,16 @@ class KVCache:
             return
         cached_dtype = _positions_dtype(self.positions_or_range)
         new_dtype = _positions_dtype(positions)
-        if cached_dtype != new_dtype or position_axis != self._token_axis:
+        if cached_dtype != new_dtype:
             raise TypeError(
                 f"KVCache: it has positions in {cached_dtype}, got {new_dtype}; use one kind for "
                 "all tokens."
+            )
+        if position_axis != self._token_axis:
+            raise TypeError(
+                f"KVCache: its positions count tokens along axis {self._token_axis}, got "
+                f"position_axis={position_axis}; positions of several components have "
+                "position_axis=-2."
             )
 
     def _check_same_shape(self, name: str, new_tensor: Tensor, buffer: Tensor) -> None:

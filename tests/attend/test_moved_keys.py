@@ -12,6 +12,7 @@ from posenc import masks
 
 HEADS, DIM, LENGTH = 4, 16, 12
 SHAPE = posenc.ModelShape(HEADS * DIM, HEADS, num_kv_heads=2, train_length=32)
+WITH_LARGE_GRID = posenc.ModelShape(HEADS * DIM, HEADS, num_kv_heads=2, train_length=16**2)
 SHIFTS = (5, -3, 8, 1, -2, 13, -7, 2, 4, 9)
 IN_HIDDEN_STATES = (
     "sinusoidal",
@@ -57,6 +58,8 @@ def filled(layer, x, positions) -> posenc.KVCache:
 @pytest.mark.parametrize("name", posenc.names())
 def test_ten_shifts_equal_a_prefill_at_the_new_positions(name):
     encoding = posenc.create(name, SHAPE).for_layer(0)
+    if encoding.claims.num_axes > 1:  # a grid for tokens that are LENGTH rows apart
+        encoding = posenc.create(name, WITH_LARGE_GRID).for_layer(0)
     layer, total = layer_of(encoding), sum(SHIFTS)
     x, new = torch.randn(2, LENGTH, HEADS * DIM), torch.randn(2, 1, HEADS * DIM)
     cache = filled(layer, x, places(encoding, 0))
@@ -293,6 +296,16 @@ def test_keys_that_no_encoding_made_are_not_moved():
     cache.shift(1)
     assert cache.positions.tolist() == [1, 2, 3] and torch.equal(cache.k, k)
     posenc.KVCache().shift(3)  # an empty one has nothing to move
+
+
+def test_components_of_positions_are_appended_along_their_axis_only():
+    cache, k, cells = posenc.KVCache(), torch.randn(1, 2, 4, 16), posenc.positions.grid(2, 2)
+    cache.append(k, k, cells, position_axis=-2)
+    with pytest.raises(TypeError, match=r"along axis -2, got position_axis=-1"):
+        cache.append(k, k, cells)
+    assert cache.length == 4
+    cache.append(k, k, cells, position_axis=-2)
+    assert cache.positions.shape == (8, 2)
 
 
 @pytest.mark.parametrize("steps", list(itertools.product([[2], [0, 2]], [[0, 0, 0], [0]])))
