@@ -40,6 +40,17 @@ def test_parameters_are_those_of_the_model(name):
     assert sum(p.numel() for p in model.parameters()) == size.parameters
 
 
+def test_a_ladder_of_tokens_counts_their_tables():
+    size, _ = ladder_sizes("0.7M,30M", 4097)
+    trial = make_plan(Options(["nope", "rope"])).task_trials[0]
+    sizes = {"width": size.width, "layers": size.layers, "heads": size.heads}
+    sizes |= {"vocabulary": 4097, "document_end": 4096}
+    model = build_model(replace(trial, encoding="nope", **sizes, kv_heads=size.heads))
+    assert sum(p.numel() for p in model.parameters()) == size.parameters
+    with pytest.raises(ValueError, match=r"no model of the ladder has 0\.2M"):
+        ladder_sizes("0.2M,30M", 4097)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -152,6 +152,7 @@ class StudyLimits:
         from beyond the training length; None if not measured. (7)
     has_far: far bytes were measured.
     has_old_t5: its t5 is today's t5:unscaled=true.
+    documents_apart: attention did not cross documents, as in a text of tokens.
     table: the table of another program from which the losses are; None for trials of compare.
     """
 
@@ -174,6 +175,7 @@ class StudyLimits:
     bits_saved_by_far_context: float | None
     has_far: bool
     has_old_t5: bool
+    documents_apart: bool
     table: GivenTable | None
 
 
@@ -213,6 +215,7 @@ def limits_of(study: Study) -> StudyLimits:
         bytes_per_parameter=_bytes_per_parameter(text_results),
         bits_saved_by_far_context=_most_bits_saved(study),
         has_far=near_and_far(study).far is not None,
+        documents_apart=any(trial.document_end is not None for trial in trials),
         has_old_t5=any(
             trial.encoding == "t5" and trial.recipe <= LAST_RECIPE_OF_UNSCALED_T5
             for trial in trials
@@ -344,7 +347,9 @@ def _untested_in_words(limits: StudyLimits) -> list[str]:
         parts.append("another size")
     if limits.table is not None:
         return [*parts, "your hardware and server"]
-    return [*parts, "documents kept apart", "your hardware and server"]
+    if not limits.documents_apart:
+        parts.append("documents kept apart")
+    return [*parts, "your hardware and server"]
 
 
 def _sentence_on_far_context(limits: StudyLimits) -> str:

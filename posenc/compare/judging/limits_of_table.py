@@ -29,10 +29,10 @@ def sentence_on_missing_columns(table: GivenTable) -> str:
     return f"Not in the table: {join_names([*missing, *_NEVER_IN_A_TABLE])}."
 
 
-def sentence_on_units(table: GivenTable) -> str:
+def sentence_on_units(loss_unit: str) -> str:
     """Return by which margin and spread losses that are not per byte are judged; "" for those that
-    are."""
-    if table.loss_unit == "bits per byte":
+    are. loss_unit: "bits per byte", or another in words."""
+    if loss_unit == "bits per byte":
         return ""
     return (
         f"Losses are per token; that {MARGIN} bits do not matter, and how far seeds are expected "

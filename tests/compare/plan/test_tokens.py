@@ -249,7 +249,7 @@ def test_the_report_speaks_of_tokens(tmp_path, story, monkeypatch):
     study = posenc.compare.run(["rope", "alibi"], out="run", tokenizer=path, **small)
     said = f"{study.recommendation} {study.limits}"
     assert "Too early to tell" in said and "token frequencies" in said and "bits per byte" in said
-    assert "bytes" not in said
+    assert "bytes" not in said and "documents kept apart" not in study.limits
     facts = json.loads(Path("run/study.json").read_text(encoding="utf-8"))
     assert facts["corpus"]["tokenizer"] == "bpe.json"
     page = Path("run/report.html").read_text(encoding="utf-8")
@@ -264,9 +264,12 @@ def test_a_study_of_token_files_is_in_bits_per_token(tmp_path, monkeypatch):
     small = {**TINY, "test_lengths": [16], "steps": 3, "seeds": 2}
     study = posenc.compare.run(["rope", "alibi"], out="run", tokens=[str(folder)], **small)
     assert "bits per token" in study.recommendation and "byte" not in study.recommendation
+    assert study.limits.endswith("to spread, was chosen for bits per byte.")
     loss = study.results[0].by_length[0].bits_per_byte
     assert loss == pytest.approx(math.log2(51), abs=0.5)  # random tokens
-    assert "per byte" not in Path("run/report.html").read_text(encoding="utf-8")
+    page = Path("run/report.html").read_text(encoding="utf-8")
+    assert "bits per token" in page
+    assert "per byte" not in page.replace("chosen for bits per byte", "")
 
 
 def lossy(path: Path) -> Path:
