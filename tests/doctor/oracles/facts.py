@@ -145,9 +145,10 @@ def configs_of(
     plain = {"model_type": name, **sizes, **NEEDS.get(name, {})}
     for question, given in QUESTIONS.items():
         own = dict(given)
-        if "mrope_section" in required and not facts.sections:
+        if "mrope_section" in required:
             scaling = own.get("rope_scaling") or {"rope_type": "default"}
-            own["rope_scaling"] = {**scaling, "mrope_section": SECTIONS}
+            sections = list(facts.sections or SECTIONS)
+            own["rope_scaling"] = {**scaling, "mrope_section": sections}
         if nested and "rope_parameters" in own:
             own["rope_parameters"] = dict.fromkeys(nested, own["rope_parameters"])
         yield question, {**plain, **own}

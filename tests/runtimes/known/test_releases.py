@@ -125,3 +125,15 @@ def test_recording_one_release_keeps_the_others(tmp_path, monkeypatch):
     oracle.write_releases([*kept, Release("5.99.0", later, {"qwen2": ["yarn"]})])
     entry = json.loads(path.read_text(encoding="utf-8"))["5.99.0"]
     assert entry == {"came": ["new"], "went": ["llama"], "unread": {"qwen2": ["yarn"]}}
+
+
+def test_a_language_model_is_asked_inside_of_a_class_that_takes_no_other():
+    classes = {
+        "any_outer": {"text": "qwen2", "text_key": "text_config", "any": True},
+        "outer": {"text": "qwen2", "text_key": "text_config", "any": False},
+        "qwen2": {"keys": ["vocab_size"]},
+    }
+    inner = {"model_type": "qwen2", "hidden_size": 64}
+    outer = {"model_type": "outer", "text_config": inner}
+    assert oracle.in_outer_class(inner, classes) == outer
+    assert oracle.in_outer_class({"model_type": "llama"}, classes) == {"model_type": "llama"}
