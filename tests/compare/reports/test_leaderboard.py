@@ -26,7 +26,6 @@ from tests.test_numbers import rank
 published_trials = experiment("published_trials")
 
 
-@pytest.mark.slow
 def test_what_is_printed_is_what_the_published_trials_give():
     from tests.test_readme import load_script
 
