@@ -194,6 +194,15 @@ class Options:
         int | None,
         option("Training windows per step.", shown="32 for text", min=1, panel="Training"),
     ] = None
+    micro_batch: Annotated[
+        int | None,
+        option(
+            "Windows of a step that are in memory at a time, on text; their gradients add up.",
+            shown="all of --batch",
+            min=1,
+            panel="Training",
+        ),
+    ] = None
     width: Annotated[
         int | None, option("Width of the decoder, in channels.", shown="128", min=1, panel="Model")
     ] = None

@@ -23,7 +23,6 @@ from posenc.compare.defaults import (
     Budget,
 )
 from posenc.compare.options import Options, check_options
-from posenc.compare.plan.check_text import check_content
 from posenc.compare.plan.cost import check_cost
 from posenc.compare.plan.encodings import (
     ComparedEncoding,
@@ -37,18 +36,11 @@ from posenc.compare.plan.equal_tuning import RecordedChoices, Search, recorded_c
 from posenc.compare.plan.learning_rate_search import check_rates, rate_trials
 from posenc.compare.plan.sizes import decoder_sizes
 from posenc.compare.plan.splits import MinimumSizes, TextSplits, split_text
-from posenc.compare.plan.tokens import (
-    Tokens,
-    encode_text,
-    find_token_files,
-    read_token_files,
-    token_settings,
-)
+from posenc.compare.plan.tokens import text_of_options, token_settings
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.objectives import OBJECTIVES, Objective
 from posenc.encodings import ModelShape, PerLayer, create
 from posenc.files.atomic import prepare_page_and_figures
-from posenc.files.find_texts import TextSource, find_text, standard_library_text
 from posenc.machine import hardware
 from posenc.tasks.registry import TASKS, TEXT
 from posenc.tasks.task import Task
@@ -206,27 +198,12 @@ def with_text(plan: Plan, folder: Path) -> Plan:
     trial = next((trial for trial in plan.task_trials if trial.task == TEXT), None)
     if trial is None:
         return plan
-    source, tokens, notes = _read_text(plan.options)
+    source, tokens, notes = text_of_options(plan.options)
     need = MinimumSizes(trial.train_length, max(trial.test_lengths), trial.batch, trial.length_unit)
     splits = split_text(source, need, folder, tokens)
     text_hash = splits.info.hash
     trials = [replace(t, corpus=text_hash) if t.task == TEXT else t for t in plan.task_trials]
     return replace(plan, splits=splits, task_trials=tuple(trials), notes=(*plan.notes, *notes))
-
-
-def _read_text(options: Options) -> tuple[TextSource, Tokens | None, tuple[str, ...]]:
-    """Return the files of the text, their tokens (None for bytes), and notes for the user.
-
-    Raises: ValueError for a text that cannot be read, or has nothing to learn.
-    """
-    settings = token_settings(options)
-    if options.tokens is not None and settings is not None:
-        source = find_token_files(options)
-        return source, read_token_files(source, settings, options.token_type), ()
-    source = find_text(options.text) if options.text else standard_library_text()
-    note = check_content(source) if options.text else ""
-    tokens = None if settings is None else encode_text(source, settings)
-    return source, tokens, (f"{note}.",) if note else ()
 
 
 def chosen_budget(options: Options) -> Budget:
@@ -305,7 +282,7 @@ def _check_options_of_tasks(options: Options, task_names: Sequence[str]) -> None
             "--compile is for text: batches of tasks differ in length, and each length would be "
             "compiled. Leave it out, or compare on text only."
         )
-    for name in ("text", "tokenizer", "tokens", "document_end"):
+    for name in ("text", "tokenizer", "tokens", "document_end", "micro_batch"):
         if TEXT not in task_names and getattr(options, name) is not None:
             raise ValueError(
                 f"--{name.replace('_', '-')}: none of the tasks reads a text. Add --task text, or "
@@ -333,7 +310,7 @@ def _shared_fields(options: Options, encoding: str) -> dict[str, Any]:
         )
     device, precision = _device_and_precision(options)
     common_names = {f.name for f in fields(TrialConfig)} & {f.name for f in fields(Options)}
-    common_names -= {"tokenizer", "document_end"}  # of a text; see `token_settings`
+    common_names -= {"tokenizer", "document_end", "micro_batch"}  # of a text; see `_plan_trial`
     return {name: getattr(options, name) for name in common_names} | {
         "encoding": encoding,
         "seed": 0,
@@ -396,6 +373,7 @@ def _plan_trial(task_name: str, options: Options, shared_fields: dict[str, Any])
         tune_steps = _tune_steps(options, test_lengths, sizes["steps"])
         task_fields = {"task": TEXT, "test_lengths": test_lengths, "test_window": test_window}
         task_fields |= {"tune_steps": tune_steps}
+        task_fields |= {"micro_batch": _micro_batch(options, sizes["batch"])}
         settings = token_settings(options)
         task_fields |= {} if settings is None else settings.trial_fields
         return TrialConfig(**shared_fields | sizes | task_fields)
@@ -406,6 +384,19 @@ def _plan_trial(task_name: str, options: Options, shared_fields: dict[str, Any])
     corpus = task.hash_sequences(train_length, test_lengths)
     task_fields = {"task": task_name, "test_lengths": test_lengths, "corpus": corpus}
     return TrialConfig(**shared_fields | sizes | task_fields | _NO_READINGS)
+
+
+def _micro_batch(options: Options, batch: int) -> int:
+    """Return the windows of a step that are in memory at a time; 0 for all. Raises ValueError for
+    more than the `batch` has."""
+    if options.micro_batch is None or options.micro_batch == batch:
+        return 0
+    if options.micro_batch > batch:
+        raise ValueError(
+            f"--micro-batch {options.micro_batch} is more than the {batch} windows of a step. Give "
+            "fewer, or a larger --batch."
+        )
+    return options.micro_batch
 
 
 _NO_READINGS: dict[str, Any] = {"test_window": 0, "tune_steps": 0, "num_windows": 0}

@@ -9,9 +9,9 @@ import numpy as np
 
 from posenc.command_line.errors import one_line
 from posenc.compare.options import Options
-from posenc.compare.plan.check_text import FORMAT_OF_MAGIC
+from posenc.compare.plan.check_text import FORMAT_OF_MAGIC, check_content
 from posenc.compare.trial.windows import symbol_dtype
-from posenc.files.find_texts import TextSource, find_text
+from posenc.files.find_texts import TextSource, find_text, standard_library_text
 from posenc.files.opening import open_ordinary, read_file_bytes
 from posenc.hf.checkpoint.text_tokenizer import Tokenizer, read_tokenizer
 from posenc.machine import hardware
@@ -112,6 +112,21 @@ def _check_token_options(options: Options) -> None:
         raise ValueError(
             "--document-end is a token, and a text of bytes has none. Add --tokenizer or --tokens."
         )
+
+
+def text_of_options(options: Options) -> tuple[TextSource, Tokens | None, tuple[str, ...]]:
+    """Return the files of the text, their tokens (None for bytes), and notes for the user.
+
+    Raises: ValueError for a text that cannot be read, or has nothing to learn.
+    """
+    settings = token_settings(options)
+    if options.tokens is not None and settings is not None:
+        source = find_token_files(options)
+        return source, read_token_files(source, settings, options.token_type), ()
+    source = find_text(options.text) if options.text else standard_library_text()
+    note = check_content(source) if options.text else ""
+    tokens = None if settings is None else encode_text(source, settings)
+    return source, tokens, (f"{note}.",) if note else ()
 
 
 def encode_text(source: TextSource, settings: TokenSettings) -> Tokens:

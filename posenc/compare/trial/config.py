@@ -32,7 +32,7 @@ has the lowest mean loss of six encodings at the training length: 2.22, 2.06, 2.
 """
 _NEWER_FIELDS = (
     *("compile", "encoding_lr", "num_windows", "test_window", "tune_steps"),
-    *("tokenizer", "vocabulary", "document_end"),
+    *("tokenizer", "vocabulary", "document_end", "micro_batch"),
 )
 """Fields that older trials lack; their defaults are what these trials did."""
 CAUSAL = "causal"
@@ -85,6 +85,8 @@ class TrialConfig:
         vocabulary: number of tokens of the text, `document_end` included; 0 for a text of bytes.
         document_end: the token after each document, which attention does not cross; None for a
             text of bytes.
+        micro_batch: windows of a step that are in memory at a time; their gradients add up. 0 for
+            all of them.
     """
 
     encoding: str
@@ -116,6 +118,7 @@ class TrialConfig:
     tokenizer: str = ""
     vocabulary: int = 0
     document_end: int | None = None
+    micro_batch: int = 0
 
     def check(self) -> None:
         """Raise ValueError for a trial that no plan makes; called after reading a file."""
@@ -127,7 +130,7 @@ class TrialConfig:
         if self.test_lengths[:1] != (self.train_length,):
             raise ValueError("test_lengths must begin with train_length.")
         check_count("test_lengths", self.test_lengths[-1], 1)
-        for name in ("num_windows", "test_window", "tune_steps", "vocabulary"):
+        for name in ("num_windows", "test_window", "tune_steps", "vocabulary", "micro_batch"):
             check_count(name, getattr(self, name))
         if (self.document_end is None) != (not self.vocabulary):
             raise ValueError("a vocabulary of tokens and the end of a document belong together.")

@@ -272,12 +272,33 @@ def take_step(
     rate = learning_rate(config, step)
     for group in optimizer.param_groups:
         group["lr"] = rate * group["factor"]
-    loss = loss_of_step(model, config, symbols, step)
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    if config.micro_batch:
+        optimizer.zero_grad(set_to_none=True)
+        loss = _add_up_gradients(model, config, symbols, step)
+    else:
+        loss = loss_of_step(model, config, symbols, step)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
     optimizer.step()
     return loss.detach()
+
+
+def _add_up_gradients(
+    model: nn.Module, config: TrialConfig, symbols: np.ndarray, step: int
+) -> Tensor:
+    """Add the gradients of a step's loss to those of the model, `micro_batch` windows at a time.
+    Return the loss, see `loss_of_step`, on the device."""
+    objective = objective_of(config)
+    rows = training_windows(symbols, config, step)
+    windows = objective.training_targets(rows, config.seed, step)
+    num_targets = windows[1].sum().item()
+    losses = []
+    for piece in zip(*(tensor.split(config.micro_batch) for tensor in windows), strict=True):
+        loss = objective.losses(model, piece, config).sum() / num_targets
+        loss.backward()
+        losses.append(loss.detach())
+    return torch.stack(losses).sum()
 
 
 def loss_of_step(model: nn.Module, config: TrialConfig, symbols: np.ndarray, step: int) -> Tensor:

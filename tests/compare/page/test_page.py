@@ -332,6 +332,8 @@ def test_bars_that_do_not_overlap_are_significant_and_have_a_caption():
 
 def test_a_folder_for_figures_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch):
     (tmp_path / "taken").write_text("a file")
-    monkeypatch.setattr("posenc.compare.plan.plan.find_text", lambda *_: pytest.fail("it went on"))
+    monkeypatch.setattr(
+        "posenc.compare.plan.tokens.find_text", lambda *_: pytest.fail("it went on")
+    )
     with pytest.raises(ValueError, match=r"--figures: .*taken is not a folder"):
         run(["rope"], text="none.txt", figures=tmp_path / "taken")

@@ -387,6 +387,8 @@ def test_tokens_beyond_the_tokenizer_are_refused(tmp_path):
         ({"tokens": ["nowhere.bin"]}, "No such file: nowhere.bin. --tokens takes files"),
         ({"tokens": ["x"], "task": ["copy"]}, "--tokens: none of the tasks reads a text"),
         ({"tokenizer": Path("x"), "task": ["copy"]}, "--tokenizer: none of the tasks"),
+        ({"micro_batch": 33}, "--micro-batch 33 is more than the 32 windows of a step"),
+        ({"micro_batch": 2, "task": ["copy"]}, "--micro-batch: none of the tasks reads a text"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options, why, tmp_path, monkeypatch):

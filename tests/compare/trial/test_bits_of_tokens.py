@@ -167,3 +167,19 @@ def test_a_trial_on_bytes_keeps_its_hash_and_words():
     assert dataclasses.replace(TOKENS, tokenizer="").loss_unit == "token"
     bytes_again = dataclasses.replace(TOKENS, tokenizer="", vocabulary=0, document_end=None)
     assert bytes_again.hash == SMALL.hash != TOKENS.hash
+
+
+@pytest.mark.parametrize("objective", ["causal", "masked", "seq2seq"])
+@pytest.mark.parametrize("micro_batch", [1, 3])
+def test_gradients_of_small_batches_add_up_to_those_of_the_whole(objective, micro_batch):
+    config = dataclasses.replace(DOCUMENTS, objective=objective, encoding="alibi", batch=4)
+    gradients, losses = [], []
+    for size in (0, micro_batch):
+        own = dataclasses.replace(config, micro_batch=size)
+        model = train.build_model(own)
+        optimizer = torch.optim.SGD([{"params": model.parameters(), "factor": 1.0}], lr=0.0)
+        losses.append(train.take_step(model, optimizer, own, TEXT, 2).item())
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-7)
+    assert gradients[0].abs().max() > 1e-3
