@@ -209,7 +209,7 @@ def test_compile_trains_the_compiled_model_to_the_same_curve(objective, tmp_path
 
 
 @needs_inductor
-@pytest.mark.slow
+@pytest.mark.nightly  # compiled for a minute; the test above runs what is traced
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own
 def test_inductor_trains_to_the_same_curve(tmp_path):
     config = dataclasses.replace(TEXT, steps=4, encoding="t5")

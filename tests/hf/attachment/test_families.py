@@ -252,7 +252,10 @@ def test_an_encoding_may_be_given_as_create_reads_it():
 @pytest.mark.slow
 @compiles_models
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["t5", "fire", "fox", "rope+alibi"])
+@pytest.mark.parametrize(
+    "name",
+    ["fox", "rope+alibi", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("t5", "fire"))],
+)
 def test_a_compiled_model_computes_what_it_does_by_itself(name):
     model = build("llama", num_hidden_layers=1)
     attach(model, name)

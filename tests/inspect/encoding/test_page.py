@@ -63,7 +63,7 @@ def shown_page(sheets, tmp_path_factory):
     [
         "yarn",
         "all",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("sinusoidal", "t5")),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("sinusoidal", "t5")),
     ],
 )
 def test_page_is_well_shown(browser, shown_page, width, dark, kind):
