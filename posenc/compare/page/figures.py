@@ -42,10 +42,13 @@ NO_MODEL = "no model: best policy"
 """Name of the curve of the best policy that answers without doing the task."""
 BATCHES_SUFFIX = ", training batches"
 """Ends the name of the curve of an encoding's losses on training batches."""
+_HOW_WINDOWS_LIE = ", over windows of that length that do not overlap"
+_LOSS_BY_LENGTH = (
+    f"Loss by test length{_HOW_WINDOWS_LIE}; broken lines are other readings of the same trials."
+)
 _CAPTION_BY_LENGTH = (
-    "Loss by test length, over windows of that length that do not overlap; broken lines are other "
-    "readings of the same trials. Bars are half of the 95 % interval of a difference from the "
-    "lowest: where the bars of two do not overlap, they differ significantly."
+    f"{_LOSS_BY_LENGTH} Bars are half of the 95 % interval of a difference from the lowest: where "
+    "the bars of two do not overlap, they differ significantly."
 )
 _CAPTION_BY_TASK = (
     "The task {task} by length, mean over all seeds. “{no_model}”: the best of chance, pairs of "
@@ -55,10 +58,7 @@ _CAPTION_BY_WINDOW = (
     "Loss of far bytes, those at the end of long windows, by length of the window; first with near "
     "context only. A line that falls uses what it is shown; a flat line ignores it."
 )
-_CAPTION_WITHOUT_BARS = (
-    "Loss by test length, over windows of that length that do not overlap; broken lines are other "
-    "readings of the same trials. No bars: no difference has an interval."
-)
+_CAPTION_WITHOUT_BARS = f"{_LOSS_BY_LENGTH} No bars: no difference has an interval."
 
 
 class LossCurves(NamedTuple):
@@ -91,7 +91,7 @@ class LossCurves(NamedTuple):
 
 def curve_plots(study: Study) -> Iterator[Plot]:
     """Yield the four figures of a text: losses by length, by context, by position, and in
-    training."""
+    training; of a table of losses those for which it has curves."""
     all_curves = [
         losses_by_length(study),
         _losses_by_window(study),
@@ -102,6 +102,9 @@ def curve_plots(study: Study) -> Iterator[Plot]:
     styles = _with_readings(ranked_styles(names))
     units = units_of(study)
     for loss_curves in (curves.for_units(units) for curves in all_curves):
+        num_points = [len(columns[0]) for columns in loss_curves.curves.values()]
+        if study.table is not None and max(num_points, default=0) < 2:
+            continue
         chart = chart_of_losses(loss_curves, styles)
         yield Plot(chart, loss_curves.caption, name=loss_curves.name)
 
@@ -163,6 +166,8 @@ def losses_by_length(study: Study) -> LossCurves:
     for _, _, lows, highs in curves.values():
         if any(low < high for low, high in zip(lows, highs, strict=True)):
             caption = _CAPTION_BY_LENGTH
+    if study.table is not None:  # of other programs' windows no more is known
+        caption = caption.replace(_HOW_WINDOWS_LIE, "")
     draw = _draw_over_lengths(study, _tested_lengths(study))
     return LossCurves("by-length", caption, "test length, bytes", curves, draw, has_bars=True)
 

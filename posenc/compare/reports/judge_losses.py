@@ -155,4 +155,7 @@ def _rows_of_task(table: LossTable, task: str | None) -> LossTable:
             f"--task {tasks[0]}, for example."
         )
     chosen_task = tasks[0] if task is None else task
-    return table._replace(rows=tuple(row for row in table.rows if row.task == chosen_task))
+    return table._replace(
+        name=f"{table.name}, {chosen_task}" if len(tasks) > 1 else table.name,
+        rows=tuple(row for row in table.rows if row.task == chosen_task),
+    )

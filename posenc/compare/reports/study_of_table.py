@@ -13,6 +13,7 @@ from posenc.compare.given_table import GivenTable
 from posenc.compare.judging.answer import conclude
 from posenc.compare.reports.loss_table import LossRow, LossTable
 from posenc.compare.results import FORMAT, Study, Timing, TrainingPoint, TrialResult
+from posenc.compare.rows import row_name
 from posenc.compare.scores import (
     READINGS,
     FarScore,
@@ -139,6 +140,7 @@ def _study(table: LossTable, train_length: int, length_was_given: bool, num_size
         row for row in table.rows if row.length >= train_length or not math.isfinite(row.bits)
     )
     _check_seeds(table.name, trials)
+    _check_row_names(table)
     finished_trials = {key: rows for key, rows in trials.items() if _failure(rows) is None}
     _check_what_trials_have(table.name, finished_trials, train_length, max(test_lengths))
     steps = _common_steps(table.name, finished_trials)
@@ -211,6 +213,21 @@ def _check_seeds(name: str, trials: _Trials) -> None:
             raise ValueError(
                 f"{name}: {encoding} lacks seed {missing_seeds[0]}, which another encoding has; of "
                 "a trial that failed write a row whose loss is nan."
+            )
+
+
+def _check_row_names(table: LossTable) -> None:
+    """Raise ValueError if two rows of the page would have one name: an encoding "rope in a window"
+    beside the encoding "rope", read in a window."""
+    encodings_and_readings = dict.fromkeys((row.encoding, row.reading) for row in table.rows)
+    first_of: dict[str, tuple[str, str]] = {}
+    for encoding, reading in encodings_and_readings:
+        name = row_name(encoding, reading)
+        first = first_of.setdefault(name, (encoding, reading))
+        if first != (encoding, reading):
+            raise ValueError(
+                f"{table.name}: two rows would be named {name!r}: {encoding} as {reading}, and "
+                f"{first[0]} as {first[1]}. Rename one encoding."
             )
 
 

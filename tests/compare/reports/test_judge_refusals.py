@@ -89,6 +89,11 @@ REFUSED = {
         "rope,1,16,3.1,1\nt5,0,8,3,1\nt5,1,8,3,1\n",
         "rope, seed 0, length 8, has more than one value of seconds: 1.0 and 2.0",
     ),
+    "two rows of one name": (
+        "encoding,seed,8,reading\nrope,0,3.0,\nrope,1,3.1,\nrope,0,2.9,window\n"
+        "rope,1,2.8,window\nrope in a window,0,2.7,\nrope in a window,1,2.6,\n",
+        "two rows would be named 'rope in a window'",
+    ),
     "two tasks": (
         "encoding,seed,length,loss,task\nrope,0,8,3,code\nrope,0,8,3,novel\n",
         "has losses of code and novel, which are judged one by one: give --task code",
