@@ -112,5 +112,5 @@ def test_code_of_a_stranger_is_never_run(call, config, tmp_path):
     own = {**SIMPLE, "model_type": "of_a_stranger", "auto_map": STRANGER}
     config.write_text(json.dumps(own), "utf-8")
     code, out, _ = call("doctor", config)
-    assert code == 3 and "refuses: ValueError" in out and "custom code" in out
+    assert code == 3 and "refuses: ValueError" in out and "custom code that auto_map names" in out
     assert not (tmp_path / "ran").exists()

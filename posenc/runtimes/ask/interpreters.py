@@ -258,7 +258,9 @@ def _why_ended(interpreter: str, exit_code: int, last_line: str) -> str:
 
 def _error_of_no_answer(output: bytes, expected_in_words: str, interpreter: str) -> AskError:
     """Return the error about what an interpreter printed, where an answer was expected."""
+    beginning = output[:60].decode(errors="replace").strip()
+    output_in_words = repr(beginning) if beginning else "nothing"
     return AskError(
-        f"--ask {interpreter}: expected the answer of {expected_in_words}, got {output[:60]!r}; is "
-        "it a Python interpreter?"
+        f"--ask {interpreter}: expected the answer of {expected_in_words}, got {output_in_words}; "
+        "is it a Python interpreter?"
     )

@@ -36,6 +36,8 @@ RANDOM_FILLS = ("normal_", "uniform_", "trunc_normal_")
 WHOLE_FLAG = "--whole"
 """Argument of a probe that is to do without nothing of its runtime."""
 NO_MEMORY_PATTERN = re.compile(r"[Cc](an't|annot) allocate memory|std::bad_alloc")
+CUSTOM_CODE = "it needs the custom code that auto_map names, which no probe ever runs"
+"""What an error says that asks for leave to run a stranger's code."""
 MOST_LETTERS = 300
 """Letters of a refusal that are passed on."""
 
@@ -116,6 +118,8 @@ def error_in_one_line(error):
     """
     if isinstance(error, MemoryError) or NO_MEMORY_PATTERN.search(str(error)):
         raise NeedsMemoryError from error
+    if "trust_remote_code" in str(error):  # the library's own words tell a user to run the code
+        return f"{type(error).__name__}: {CUSTOM_CODE}"
     text = " ".join(str(error).replace(str(Path.cwd()), "the folder").split())
     text = re.sub(r"^\d+ validation errors? for \w+ ", "", text)
     text = re.sub(r" \[type=.*", "", text)
