@@ -280,9 +280,11 @@ def _report_of_asked_runtimes(
 
     Raises: UnknownFamilyError if none of them answered.
     """
+    # Of this family posenc knows nothing that could be shown instead.
+    reasons = [note.removesuffix(f" {choose_interpreters.NOTE_ON_KNOWN}") for note in notes]
     if case.own_answers:
-        return report_of_answers(case, str(unknown_family), notes)
-    why_nobody_answered = " ".join(notes).rstrip(".")  # the headline ends the sentence
+        return report_of_answers(case, str(unknown_family), reasons)
+    why_nobody_answered = " ".join(reasons).rstrip(".")  # the headline ends the sentence
     if not why_nobody_answered and case.source.spelling == choose_interpreters.SPELLING_OF_MOST:
         why_nobody_answered = "--ask PYTHON asks a runtime that has it"
     if not why_nobody_answered:
