@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import posenc
+from posenc.testing import CHECKS, maker, verdicts
 from tests.attend.test_shards import free_port
 from tests.nn.test_vision import Stock
 
@@ -34,11 +35,11 @@ def run(title, imports=IMPORTS):
     return scope
 
 
-def test_there_are_thirty_tasks_and_the_list_names_each():
+def test_there_are_thirty_three_tasks_and_the_list_names_each():
     titles = [task.partition("\n")[0] for task in TASKS]
-    assert len(titles) == 30 and START.partition("\n\n")[2].startswith("Thirty tasks")
+    assert len(titles) == 33 and START.partition("\n\n")[2].startswith("Thirty-three tasks")
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert "[cookbook](docs/cookbook.md) has thirty tasks" in changes
+    assert "[cookbook](docs/cookbook.md) has thirty-three tasks" in changes
     listed = re.findall(r"^\| \[(.+?)\]\(#(.+?)\) \|", START, re.MULTILINE)
     anchors = [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
     assert listed == list(zip(titles, anchors, strict=True))
@@ -85,6 +86,17 @@ SEPARATE = ("RoPE in flash-attn", "timm", "Sharding with FSDP2", "Keras", "JAX")
 @pytest.mark.parametrize("title", [title for title in CODE if title not in SEPARATE])
 def test_a_task_runs(title):
     run(title)
+
+
+def test_the_rotation_of_ones_own_is_a_rope_that_passes_the_contract():
+    mine = run("A rotation of your own")["MyRotation"]
+    rope = posenc.RoPE(16, rope_theta=500.0, interleaved=False)
+    q, k, v = torch.randn(3, 2, 4, 9, 16)
+    where = {"q_positions": range(9), "kv_positions": range(9), "mask": posenc.masks.causal}
+    out = posenc.attention(q, k, v, mine(), **where)
+    torch.testing.assert_close(out, posenc.attention(q, k, v, rope, **where), rtol=0, atol=1e-5)
+    failed = {v.check: v.failure for v in verdicts(maker(mine), CHECKS) if v.failure}
+    assert failed == {}
 
 
 def flash_attention(causal_is=True):
