@@ -192,13 +192,29 @@ def test_the_tutorials_examples_are_short(document):
 
 
 @pytest.mark.parametrize("document", READMES)
-def test_readme_begins_with_the_two_commands(document):
-    text = (ROOT / document).read_text(encoding="utf-8")
-    first = text[: text.index("\n## ")].partition("```sh\n")[2].partition("```")[0]
-    assert [line.partition("#")[0].strip() for line in first.splitlines()] == [
-        "make compare",
-        "make test",
+def test_the_readmes_two_commands_are_one_block(document):
+    commands = [
+        [line.partition("#")[0].strip() for line in block.splitlines()]
+        for block in blocks(document, "sh")
     ]
+    assert ["make compare", "make test"] in commands
+
+
+@pytest.mark.parametrize("document", READMES)
+def test_the_readmes_first_command_shows_what_its_picture_shows(document, tmp_path):
+    install, doctor = blocks(document, "sh")[0].splitlines()
+    assert install.startswith("pip install . ")
+    words = doctor.partition("#")[0].split()
+    done = subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 1 and "E PD001" in done.stdout, done.stderr
+    picture = (ROOT / "docs/figures/doctor.svg").read_text(encoding="utf-8")
+    assert " ".join(words) in re.sub(r"<[^>]*>|&#160;", " ", picture).replace("  ", " ")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -13,17 +13,15 @@ from scipy import stats
 from tests.test_readme import ROOT, load_script
 
 numbers = load_script("update_numbers")
-MARKS = sorted(
+NUMBERS = sorted(
     {
-        (name, mark, said)
-        for name, mark, said in (
-            (str(path.relative_to(ROOT)), *found)
-            for path, text in numbers.documents().items()
-            for found in numbers.MARK.findall(text)
-        )
+        (path.relative_to(ROOT).as_posix(), call, said)
+        for path, sentences in numbers.documents().items()
+        for call, said in numbers.numbers_of(path.read_text(encoding="utf-8"), sentences)
     }
 )
-SAID = sorted({(mark, said) for _, mark, said in MARKS})
+"""Document, call and what the document says, of every number that is written from the rows."""
+SAID = sorted({(call, said) for _, call, said in NUMBERS})
 BY_TOKEN = ("recall", "flip_flop", "offset", "grid")
 LEVELS = ROOT / "posenc/statistics/levels.csv"
 
@@ -492,12 +490,12 @@ def test_every_function_is_computed_again():
 @pytest.mark.parametrize("path", numbers.documents(), ids=lambda path: path.name)
 def test_documents_have_the_numbers_of_the_rows(path):
     text = path.read_text(encoding="utf-8")
-    assert text == numbers.with_numbers(text), "run `make readme`"
+    assert text == numbers.with_numbers(text, numbers.documents()[path]), "run `make readme`"
 
 
-@pytest.mark.parametrize("mark, said", SAID)
-def test_other_code_computes_the_same(mark, said):
-    name, *given = mark.removesuffix(" zh").split()
+@pytest.mark.parametrize("call, said", SAID)
+def test_other_code_computes_the_same(call, said):
+    name, *given = call.removesuffix(" zh").split()
     wanted = AGAIN[name](*given)
     if isinstance(wanted, str):
         assert said.replace("、", ", ") == wanted
@@ -509,12 +507,33 @@ def test_other_code_computes_the_same(mark, said):
     found = re.findall(r"[+-]?\d+(?:\.\d+)?", re.sub(r"(?<=\d),(?=\d{3})", "", said))
     for number, value in zip(found, wanted, strict=True):
         digits = len(number.partition(".")[2])
-        assert abs(float(number) - value) <= 0.50001 * 10**-digits, (mark, said, wanted)
+        assert abs(float(number) - value) <= 0.50001 * 10**-digits, (call, said, wanted)
 
 
 @pytest.mark.prose
 def test_a_wrong_number_is_put_right_and_an_unknown_one_is_told():
-    mark = "<!--= rank tasks rope -->9.99<!--/-->"
-    assert "9.99" not in numbers.with_numbers(mark)
+    sentence = "RoPE has {rank tasks rope} of"
+    (right,) = numbers.numbers_of("RoPE\nhas 9.99\nof ten.", [sentence])
+    assert right == ("rank tasks rope", "9.99")
+    mended = numbers.with_numbers("RoPE\nhas 9.99\nof ten.", [sentence])
+    assert mended == f"RoPE\nhas {numbers.value_of('rank tasks rope')}\nof ten."
     with pytest.raises(KeyError, match="nosuch"):
-        numbers.with_numbers("<!--= nosuch rope -->1<!--/-->")
+        numbers.with_numbers("has 1 of", ["has {nosuch rope} of"])
+
+
+@pytest.mark.prose
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("RoPE had 1.00 of ten.", "stands nowhere"),
+        ("RoPE has 1.00 of ten. RoPE has 1.00 of ten.", "stands 2 times"),
+        ("RoPE has 1.00\n\nof ten.", "stands nowhere"),
+        (
+            "RoPE has one, two, three, four, five, six, seven, eight, nine, ten, 11 of it",
+            "no number",
+        ),
+    ],
+)
+def test_a_sentence_that_was_changed_alone_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        numbers.with_numbers(text, ["RoPE has {rank tasks rope} of"])

@@ -6,9 +6,9 @@ Run by `make readme`.
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,27 +19,10 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 FIGURE = Path(__file__).parents[1] / "figures/doctor.svg"
-BROKEN = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "num_hidden_layers": 16,
-    "vocab_size": 128256,
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-05,
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "rope_theta": 500000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
-}
+ROOT = Path(__file__).parents[2]
+EXAMPLE = "docs/examples/yarn"
 """A Llama with YaRN, as transformers 5 saves it."""
-COMMANDS = ("broken", "broken --fix --out mended", "mended")
+COMMANDS = (EXAMPLE, f"{EXAMPLE} --fix --out mended", "mended")
 WIDTH = 108
 COLOURS = (
     (r"\bother\b|\(other\)|^E PD\d+|\d+ errors?\b", "bold red"),
@@ -52,8 +35,7 @@ def screen() -> Text:
     shown = Text()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        (folder / "broken").mkdir()
-        (folder / "broken/config.json").write_text(json.dumps(BROKEN), encoding="utf-8")
+        shutil.copytree(ROOT / EXAMPLE, folder / EXAMPLE)
         for arguments in COMMANDS:
             shown.append(f"$ posenc doctor {arguments}\n", "bold")
             shown.append(printed(arguments.split(), folder) + "\n")
@@ -65,9 +47,8 @@ def screen() -> Text:
 
 def printed(arguments: list[str], folder: Path) -> str:
     """What `posenc doctor` prints in a process of its own."""
-    root = str(Path(__file__).parents[2])
     command = [sys.executable, "-m", "posenc", "doctor", *arguments]
-    environment = {**os.environ, "PYTHONPATH": root}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode > 1:
         raise SystemExit(done.stderr)

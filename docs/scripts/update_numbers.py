@@ -1,8 +1,10 @@
-"""Write measured numbers into documents, between marks that say which; run by `make readme`.
+"""Write measured numbers into documents; run by `make readme`.
 
-A number stands in a document as `<!--= bits trials rope 128 -->2.21<!--/-->`: a function below and
-its arguments. Studies are those of results/leaderboard and two of results/ablations; tables are
-those of results/ablations; recorded choices are those of posenc/compare/plan/equal_tuning.py.
+docs/numbers.toml lists, for each document, some words of its sentences with a call for each number
+between braces: `has {bits code rope 128} bits` means that the number between these words is that of
+the function `bits` below with the arguments code, rope and 128. Studies are those of
+results/leaderboard and two of results/ablations; tables are those of results/ablations; recorded
+choices are those of posenc/compare/plan/equal_tuning.py.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import csv
 import math
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import combinations, permutations
@@ -58,7 +61,13 @@ TITLES = {
     "fox": "FoX",
     "dape": "DAPE",
 }
-MARK = re.compile(r"<!--= (.+?) -->(.*?)<!--/-->")
+SENTENCES_FILE = ROOT / "docs/numbers.toml"
+CALL = re.compile(r"\{([^{}]+)\}")
+"""A function below and its arguments, between the words of a sentence in SENTENCES_FILE."""
+NUMBER = r"((?:(?!\n\n)[^|])+?)"
+"""What stands in the document in place of a call: within one paragraph and one cell of a table."""
+BLANK = r"(?:[ \t]+\n?[ \t]*|\n[ \t]*)"
+"""Blanks with at most one line end."""
 
 
 @cache
@@ -366,31 +375,68 @@ def _interval(value: float, half: float) -> str:
     return f"{value:+.{digits}f} ± {half:.{digits}f}"
 
 
-def value_of(mark: str) -> str:
-    """What stands at a mark; its numbers are joined as in Chinese if it ends in zh. Raises:
+def value_of(call: str) -> str:
+    """Return what a call computes; its numbers are joined as in Chinese if it ends in zh. Raises:
     KeyError for an unknown function."""
-    name, *given = mark.removesuffix(" zh").split()
-    value = KNOWN[name](*given)
-    return value.replace(", ", "、").replace(" and ", " 和 ") if mark.endswith(" zh") else value
+    name, *arguments = call.removesuffix(" zh").split()
+    value = KNOWN[name](*arguments)
+    return value.replace(", ", "、").replace(" and ", " 和 ") if call.endswith(" zh") else value
 
 
-def with_numbers(text: str) -> str:
-    """A document with its numbers anew."""
-    return MARK.sub(lambda found: f"<!--= {found[1]} -->{value_of(found[1])}<!--/-->", text)
+def find_sentence(text: str, sentence: str) -> re.Match[str]:
+    """Find the words of a sentence in a document, with a group for each of its numbers.
+
+    Line ends of the document count as blanks. Raises: ValueError unless they stand there once.
+    """
+    words = []
+    for part in CALL.split(sentence)[::2]:
+        between_blanks = [re.escape(word) for word in re.split(r"\s+", part)]
+        words.append(BLANK.join(between_blanks))
+    after = r"(?=\n\n|\s*\Z)" if not words[-1] else r"(?!\d)"
+    found = list(re.finditer(NUMBER.join(words) + after, text))
+    if len(found) != 1:
+        times = "stands nowhere" if not found else f"stands {len(found)} times"
+        raise ValueError(
+            f'"{sentence}" {times}: change docs/numbers.toml together with the document.'
+        )
+    return found[0]
 
 
-def documents() -> dict[Path, str]:
-    """The documents that have marks, and their text."""
-    texts = {
-        path: path.read_text(encoding="utf-8")
-        for path in (*ROOT.glob("README*.md"), *(ROOT / "docs").rglob("*.md"))
-    }
-    return {path: text for path, text in texts.items() if MARK.search(text)}
+def numbers_of(text: str, sentences: list[str]) -> list[tuple[str, str]]:
+    """Return each call and what stands in the document in its place."""
+    found = []
+    for sentence in sentences:
+        stands = (" ".join(number.split()) for number in find_sentence(text, sentence).groups())
+        found += zip(CALL.findall(sentence), stands, strict=True)
+    return found
+
+
+def with_numbers(text: str, sentences: list[str]) -> str:
+    """Return the document with the numbers of the rows. Raises: ValueError if the words between
+    two numbers were lost, so that what would be replaced is more than a number."""
+    for sentence in sentences:
+        match = find_sentence(text, sentence)
+        calls = CALL.findall(sentence)
+        for group in range(len(calls), 0, -1):  # from the last, so that earlier places stay
+            stands, value = " ".join(match[group].split()), value_of(calls[group - 1])
+            if stands == value:
+                continue
+            if len(stands.split()) > 2 * len(value.split()) + 8:
+                raise ValueError(f'"{sentence}": "{stands}" is no number.')
+            text = text[: match.start(group)] + value + text[match.end(group) :]
+    return text
+
+
+def documents() -> dict[Path, list[str]]:
+    """Return the documents that have numbers, and the sentences of each."""
+    listed = tomllib.loads(SENTENCES_FILE.read_text(encoding="utf-8"))
+    return {ROOT / name: entry["sentences"] for name, entry in listed.items()}
 
 
 def main() -> None:
-    for path, text in documents().items():
-        path.write_text(with_numbers(text), encoding="utf-8")
+    for path, sentences in documents().items():
+        text = path.read_text(encoding="utf-8")
+        path.write_text(with_numbers(text, sentences), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,17 +16,11 @@ START, END = "<!-- encodings: written by make readme -->\n", "<!-- end of encodi
 
 PAGE = "docs/encodings.md"
 PLACES = {
-    "README.md": (
-        "changes",
-        "the embeddings",
-        "queries and keys",
-        "the scores",
-        "the values",
-        "nothing",
-    ),
-    "README.zh-CN.md": ("改变什么", "词嵌入", "查询和键", "注意力分数", "值", "什么也不改"),
+    "README.md": ("the embeddings", "queries and keys", "the scores", "the values", "nothing"),
+    "README.zh-CN.md": ("词嵌入", "查询和键", "注意力分数", "值", "什么也不改"),
 }
-HEADINGS = {"README.md": "encodings", "README.zh-CN.md": "编码"}
+"""What an encoding changes: places 1 to 4, and none."""
+COLON = {"README.md": ": ", "README.zh-CN.md": "："}
 
 
 def with_table(page: str, table: str) -> str:
@@ -52,12 +46,12 @@ def current_table() -> str:
 
 
 def names_by_place(rows: list[dict[str, Any]], readme: str) -> str:
-    """Return a table with the names of the encodings that act at each place."""
-    changes, *places, nothing = PLACES[readme]
-    lines = [f"| {changes} | {HEADINGS[readme]} |", "|---|---|"]
+    """Return a list with the names of the encodings that act at each place."""
+    *places, nothing = PLACES[readme]
+    lines = []
     for place, what in (*enumerate(places, 1), (0, nothing)):
         names = [f"`{row['name']}`" for row in rows if place in (row["places"] or [0])]
-        lines.append(f"| {what} | {' '.join(names)} |")
+        lines.append(f"- **{what}**{COLON[readme]}{' '.join(names)}")
     return "\n".join(lines)
 
 

@@ -55,7 +55,7 @@ def test_the_readmes_links_lead_to_the_tag(metadata):
     text, tag = metadata.get_payload(), f"v{posenc.__version__}"
     assert f"]({ADDRESS}/raw/{tag}/docs/figures/compare.svg)" in text
     assert f"[`posenc compare`]({ADDRESS}/blob/{tag}/docs/compare.md)" in text
-    assert f"/blob/{tag}/docs/extend.md#a-real-case)" in text
+    assert f"/blob/{tag}/docs/use.md#attach-and-detach)" in text
     outside = "[a](https://x.org/y) [b](#here) [c](mailto:x)"
     assert build.absolute(outside, ADDRESS, tag) == outside
 
