@@ -1,4 +1,5 @@
-"""Write docs/families.md from what families.py found: families_docs.py ALL.csv RESULTS.csv PAGE.md
+"""Write docs/families.md from what families.py and encoders.py found: families_docs.py ALL.csv
+RESULTS.csv ENCODERS.csv PAGE.md; for the second table alone: families_docs.py ENCODERS.csv PAGE.md
 
 ALL.csv has a row for every method and export; RESULTS.csv keeps one for each family."""
 
@@ -23,11 +24,50 @@ Of {count} families {worked} are extended, and {refused} are refused with a reas
 is measured. {crashes}. Not tried, as our script builds no tiny model: {unbuilt} more, {names}.
 
 `python experiments/families.py ALL.csv` and `python experiments/families_docs.py ALL.csv
-results/extend/families.csv docs/families.md` write this page; it takes a quarter of an hour.
+results/extend/families.csv results/extend/encoders.csv docs/families.md` write this page; it takes
+a quarter of an hour.
 
 | family | inspect | extend: methods measured | exported and proved | left out, and why |
 | --- | --- | --- | --- | --- |
 """
+
+
+ENCODERS_TITLE = "## Encoders of images, sound and video"
+ENCODERS_HEAD = """
+
+A tiny model of each with random weights ({versions}). Of transformers: `posenc.hf.attach(model,
+alibi, example=...)`, with `model_positions="keep"`, where it was first seen that attaching NoPE
+changes no answer, and in place of the model's own positions. Of timm: `posenc.nn.attach_to_vit`
+with ALiBi and with DINOv3's rotation, which takes the place of a rotation of the model's own.
+`python experiments/encoders.py results/extend/encoders.csv` tries them in half a minute, and
+`python experiments/families_docs.py results/extend/encoders.csv docs/families.md` writes the table.
+
+| library | model | beside its own positions | instead of them | DINOv3's rotation |
+| --- | --- | --- | --- | --- |
+"""
+
+
+def encoders_section(rows: list[dict[str, str]]) -> str:
+    """Return the second part of the page: a table with a row for each encoder."""
+    found: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+    for row in rows:
+        model = row["library"], row["model"]
+        found.setdefault(model, {})[row["positions"], row["encoding"]] = row["outcome"]
+    attempts = (("keep", "alibi"), ("replace", "alibi"), ("keep", "dinov3"))
+    lines = []
+    for (library, model), outcomes in found.items():
+        cells = [library.partition(" ")[0], f"`{model}`"]
+        cells += [outcomes.get(attempt, "–") for attempt in attempts]
+        lines.append(f"| {' | '.join(cells)} |")
+    versions = ", ".join(dict.fromkeys(library for library, _ in found))
+    head = ENCODERS_HEAD.format(versions=versions)
+    return ENCODERS_TITLE + head + "\n".join(lines) + "\n"
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def condense(rows: list[dict[str, str]]) -> dict[str, str]:
@@ -90,18 +130,30 @@ def page(families: list[dict[str, str]], version: str) -> str:
     return head + "\n".join(lines) + "\n"
 
 
-def main(everything: Path, results: Path, target: Path) -> None:
+def write_all(everything: Path, results: Path, encoders: Path, target: Path) -> None:
     """Condense the rows of the file `everything` into `results`, and write the page to `target`."""
     import transformers
 
     by_family: dict[str, list[dict[str, str]]] = {}
-    with everything.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            by_family.setdefault(row["family"], []).append(row)
+    for row in read_rows(everything):
+        by_family.setdefault(row["family"], []).append(row)
     families = [condense(rows) for rows in by_family.values()]
     write_table(results, COLUMNS, ([row[name] for name in COLUMNS] for row in families))
-    write_atomically(target, page(families, transformers.__version__))
+    families_section = page(families, transformers.__version__)
+    section = encoders_section(read_rows(encoders))
+    write_atomically(target, f"{families_section}\n{section}")
+
+
+def write_encoders(encoders: Path, target: Path) -> None:
+    """Write the second part of the page `target`, and leave the first as it is."""
+    families_section = target.read_text(encoding="utf-8").partition(ENCODERS_TITLE)[0].rstrip()
+    section = encoders_section(read_rows(encoders))
+    write_atomically(target, f"{families_section}\n\n{section}")
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]))
+    paths = [Path(argument) for argument in sys.argv[1:]]
+    if len(paths) == 2:
+        write_encoders(*paths)
+    else:
+        write_all(*paths)

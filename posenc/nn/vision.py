@@ -15,9 +15,22 @@ from posenc.encodings import PositionEncoding, encoding_of_all_layers, require_a
 from posenc.masks import Mask, causal
 from posenc.positions import as_tensor, consecutive_positions, grid, normalized_grid
 
-_SUBMODULES = ("qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop")
-_FORWARD_ARGUMENTS = ("self", "x", "attn_mask", "is_causal")
-"""Names of the arguments of timm's Attention.forward."""
+_SEPARATE_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_SUBMODULES = (
+    "qkv",
+    *_SEPARATE_PROJECTIONS,
+    "q_norm",
+    "k_norm",
+    "attn_drop",
+    "norm",
+    "gate",
+    "proj",
+    "proj_drop",
+)
+_BIASES = ("q_bias", "v_bias")
+"""Parameters of Eva's attention, whose keys have no bias."""
+_FORWARD_ARGUMENTS = ("self", "x", "attn_mask", "is_causal", "rope")
+"""Names of the arguments of forward of timm's Attention, AttentionRope and EvaAttention."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +53,10 @@ class _GridPositions:
 
 
 class VisionAttention(nn.Module):
-    """Replace timm's Attention (one linear layer `qkv`) by one with a position encoding.
+    """Replace timm's Attention, AttentionRope or EvaAttention by one with a position encoding.
 
     It uses the modules of `attention`, under the same names, so that the state dict stays the same.
+    If `attention` rotates queries and keys, the encoding takes the place of that rotation.
 
     Args:
         attention: a timm.layers.Attention, or a module with the same submodules.
@@ -54,6 +68,11 @@ class VisionAttention(nn.Module):
     """
 
     qkv: Any
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
+    q_bias: Tensor | None
+    v_bias: Tensor | None
     q_norm: Any
     k_norm: Any
     attn_drop: Any
@@ -74,11 +93,12 @@ class VisionAttention(nn.Module):
         if difference := _difference_from_timm(attention):
             raise TypeError(
                 "VisionAttention: expected an attention like timm.layers.Attention, with one layer "
-                f"qkv, got a {type(attention).__name__} {difference}."
+                f"qkv or three, got a {type(attention).__name__} {difference}."
             )
-        for name in _SUBMODULES:
+        for name in (*_SUBMODULES, *_BIASES):
             setattr(self, name, getattr(attention, name, None))
         self.num_heads = attention.num_heads
+        self.num_kv_heads = getattr(attention, "num_kv_heads", attention.num_heads)
         self.scale = attention.scale
         self.encoding = PositionEncoding()
         self.register_buffer("positions", None, persistent=False)
@@ -91,12 +111,15 @@ class VisionAttention(nn.Module):
 
     @explain_misfits
     def forward(
-        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        rope: Any = None,
     ) -> Tensor:
         """Return the output of attention for x (batch, len, dim), in the same shape. attn_mask:
-        booleans, True for visible tokens."""
-        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
-        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
+        booleans, True for visible tokens. rope: the model's own rotation, which is not used."""
+        q, k, v = self._project(x)
         q = self._apply_norm(self.q_norm, q)
         k = self._apply_norm(self.k_norm, k)
         positions = self._token_positions(x)
@@ -121,6 +144,23 @@ class VisionAttention(nn.Module):
             out = out * self.gate(x).sigmoid()
         out = self.proj(out)
         return out if self.proj_drop is None else self.proj_drop(out)
+
+    def _project(self, x: Tensor) -> list[Tensor]:
+        """Return queries, keys and values of x (batch, len, dim), each (batch, heads, len,
+        head_dim)."""
+        if self.qkv is None:
+            parts = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
+        else:
+            fused = self.qkv(x)
+            if self.q_bias is not None and self.v_bias is not None:
+                no_key_bias = torch.zeros_like(self.q_bias)
+                fused = fused + torch.cat([self.q_bias, no_key_bias, self.v_bias])
+            parts = list(fused.chunk(3, dim=-1))
+        heads_of_parts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        return [
+            part.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+            for part, num_heads in zip(parts, heads_of_parts, strict=True)
+        ]
 
     def _attention_scale(self, head_dim: int) -> float:
         """Return the factor of q . k: timm's, multiplied by the encoding's factor and divided by
@@ -156,7 +196,9 @@ def attach_to_vit(
 ) -> Any:
     """Give all attentions of a Vision Transformer of timm the encoding, and return the model.
 
-    The model's own position embeddings stay; build it with pos_embed="none" to have none.
+    The model's own position embeddings stay; build it with pos_embed="none" to have none. A
+    rotation of its own (Eva, DINOv3) goes: the encoding takes its place, also if it is None.
+    AxialRoPE.dinov3(head_dim) is the rotation of timm's DINOv3.
 
     Args:
         model: a model with `blocks`, each with an `attn` like timm's.
@@ -212,7 +254,11 @@ def _build_attention(
 def _difference_from_timm(attention: Any) -> str:
     """Return in words how a module differs from timm's Attention, such as "without qkv"; "" if it
     does not."""
-    for name in ("qkv", "proj", "num_heads", "scale"):
+    has_qkv = getattr(attention, "qkv", None) is not None
+    projections = [getattr(attention, name, None) for name in _SEPARATE_PROJECTIONS]
+    if not has_qkv and None in projections:
+        return "without qkv"
+    for name in ("proj", "num_heads", "scale"):
         if getattr(attention, name, None) is None:
             return f"without {name}"
     own_modules = ("encoding",) if isinstance(attention, VisionAttention) else ()
@@ -221,13 +267,13 @@ def _difference_from_timm(attention: Any) -> str:
             return f"with {name}"
     for name in inspect.signature(type(attention).forward).parameters:
         if name not in _FORWARD_ARGUMENTS:
-            reason = ": it rotates queries and keys itself" if name == "rope" else ""
-            return f"whose forward takes {name}{reason}"
+            return f"whose forward takes {name}"
     dropout_layer = getattr(attention, "attn_drop", None)
     if not isinstance(dropout_layer, nn.Dropout | nn.Identity | None):
         return f"whose attn_drop is a {type(dropout_layer).__name__}"
-    for name, _ in attention.named_parameters(recurse=False):
-        return f"with parameters of its own, such as {name}"
+    own_parameters = [name for name, _ in attention.named_parameters(recurse=False)]
+    if own_parameters not in ([], list(_BIASES)):
+        return f"with parameters of its own, such as {own_parameters[0]}"
     return ""
 
 
@@ -238,7 +284,8 @@ def _check_computes_same(attention: nn.Module, replacement: VisionAttention) -> 
 
     attention: timm's module. replacement: built from it, still without an encoding.
     """
-    width = getattr(attention.qkv, "in_features", None)
+    first_projection = attention.q_proj if attention.qkv is None else attention.qkv
+    width = getattr(first_projection, "in_features", None)
     weights = [p for p in attention.parameters() if p.is_floating_point()]
     if width is None or not weights or weights[0].is_meta:
         return

@@ -94,6 +94,61 @@ def test_dinov3s_rotation_is_timms(case: Case):
     assert (model.blocks[1].attn(x) - case.expected["out"]).abs().max() > 0.1
 
 
+class Rotating(nn.Module):
+    """An attention with the parts of timm's EvaAttention or AttentionRope, whatever a case has."""
+
+    def __init__(self, params, weights) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = params["num_heads"], params["num_kv_heads"]
+        self.scale = (params["dim"] // self.num_heads) ** -0.5
+        for name, weight in weights.items():
+            module, _, parameter = name.rpartition(".")
+            if not module:
+                setattr(self, parameter, nn.Parameter(weight))
+            elif not hasattr(self, module):
+                is_norm = weight.ndim == 1
+                made = nn.LayerNorm(len(weight)) if is_norm else nn.Linear(*weight.shape[::-1])
+                if f"{module}.bias" not in weights:
+                    made.bias = None
+                setattr(self, module, made)
+        if not hasattr(self, "qkv"):
+            self.qkv = None
+        self.load_state_dict(weights)
+
+    def forward(self, x, rope=None, attn_mask=None, is_causal=False):
+        assert rope is None  # this stand-in does not rotate
+        if self.qkv is None:
+            parts = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
+        else:
+            parts = list(self.qkv(x).chunk(3, -1))
+            parts[0] = parts[0] + self.q_bias
+            parts[2] = parts[2] + self.v_bias
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        q, k, v = (
+            part.unflatten(-1, (h, -1)).transpose(1, 2)
+            for part, h in zip(parts, heads, strict=True)
+        )
+        if hasattr(self, "q_norm"):
+            q, k = self.q_norm(q), self.k_norm(k)
+        out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2)
+        return self.proj(self.norm(out) if hasattr(self, "norm") else out)
+
+
+@pytest.mark.parametrize("case", cases("vit_attention_eva_timm"))
+def test_a_rotation_of_the_model_gives_way_to_the_encoding(case: Case):
+    """Eva's attention, with biases of its own or three layers, and one with fewer key heads."""
+    p, weights = case.params, dict(case.inputs)
+    x = weights.pop("x")
+    model = Vit(lambda: Rotating(p, weights), p["height"], p["width"], p["n_prefix"]).eval()
+    names = list(model.state_dict())
+    attach_to_vit(model, posenc.AxialRoPE.dinov3(p["dim"] // p["num_heads"]))
+    assert list(model.state_dict()) == names
+    out = model.blocks[0].attn(x, rope=torch.zeros(6, 16))
+    case.assert_close("out", out)
+    attach_to_vit(model, None)
+    assert (model.blocks[0].attn(x) - case.expected["out"]).abs().max() > 0.01
+
+
 def test_each_layer_gets_the_coordinates_that_its_encoding_declares():
     cells = posenc.AxialRoPE(8, interleaved=False)
     model = attach_to_vit(Vit(), posenc.PerLayer([DINO, cells]))
@@ -142,8 +197,8 @@ def test_a_compiled_model_has_the_same_places():
     torch.testing.assert_close(compiled(x), model(x))
 
 
-class Rotating(Stock):
-    def forward(self, x, rope=None, attn_mask=None):
+class Strange(Stock):
+    def forward(self, x, relative_bias=None, attn_mask=None):
         return super().forward(x, attn_mask)
 
 
@@ -175,7 +230,7 @@ class OfTwoKinds(Stock):
 @pytest.mark.parametrize(
     ("attention", "why"),
     [
-        (Rotating, "whose forward takes rope: it rotates"),
+        (Strange, "whose forward takes relative_bias"),
         (Separate, "parameters of its own, such as q_bias"),
         (OfChannels, "computes something else"),
         (InWindows, "cannot be called with tokens"),
@@ -268,12 +323,27 @@ def test_timms_model_trains_an_encoding_of_each_layers_own(vit):
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in tables)
 
 
-@pytest.mark.parametrize("name", ["Eva", "NaFlexVit", "SwinTransformer", "Beit"])
+@torch.no_grad()
+def test_timms_dinov3_gives_its_own_answers_with_posencs_rotation():
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    torch.manual_seed(0)
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
+    rotation = {"rope_type": "dinov3", "rope_rotate_half": True, "rope_temperature": 100.0}
+    eva = timm.models.Eva(**sizes, num_classes=5, use_rot_pos_emb=True, **rotation).eval()
+    for parameter in eva.parameters():  # as drawn, positions hardly move the logits
+        parameter.normal_(std=0.3)
+    stock = eva(PIXELS)
+    attach_to_vit(eva, DINO)
+    torch.testing.assert_close(eva(PIXELS), stock, rtol=0, atol=1e-5)
+    attach_to_vit(eva, None)
+    assert (eva(PIXELS) - stock).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["NaFlexVit", "SwinTransformer", "Beit"])
 @pytest.mark.parametrize("encoding", [DINO, posenc.ALiBi(4)], ids=["dino", "alibi"])
 def test_timms_other_models_are_refused_in_one_sentence(name, encoding):
     timm = pytest.importorskip("timm", reason="timm is not installed")
     made = {
-        "Eva": {"model_name": "vit_small_patch16_dinov3"},
         "NaFlexVit": {"model_name": "naflexvit_base_patch16_gap"},
         "SwinTransformer": {"model_name": "swin_tiny_patch4_window7_224"},
         "Beit": {"model_name": "beit_base_patch16_224"},

@@ -326,7 +326,9 @@ def _replace_attention(model: Any, attachment: Attachment, example: dict[str, An
             "has it outside its attention interface."
         )
     stacks = find_stacks(model, example)
-    if len(stacks) != 1 + bool(model.config.is_encoder_decoder):
+    # The encoder of an encoder-decoder by itself has its config, and one stack.
+    num_stacks = (1, 2) if model.config.is_encoder_decoder else (1,)
+    if len(stacks) not in num_stacks:
         stacks_in_words = ", ".join(type(stack.module).__name__ for stack in stacks)
         raise ValueError(
             f"attach: {type(model).__name__} has {len(stacks)} stacks that attend "

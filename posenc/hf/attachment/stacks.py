@@ -47,8 +47,8 @@ def build_example(model: Any) -> dict[str, Tensor]:
     """
     config = model.config.get_text_config()
     device = model.device
-    if model.main_input_name == "pixel_values":
-        image_size = model.config.image_size
+    image_size = getattr(model.config, "image_size", None)  # SigLIP 2 takes pictures of any size
+    if model.main_input_name == "pixel_values" and image_size is not None:
         height, width = (
             image_size if isinstance(image_size, list | tuple) else (image_size, image_size)
         )

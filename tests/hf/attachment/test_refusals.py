@@ -347,6 +347,30 @@ def test_a_mask_of_the_models_own_is_read_only_where_it_is_too_long():
     assert torch.equal(_cut_unseen_keys(longer, 9), longer[..., :9])
 
 
+def test_an_encoder_by_itself_is_one_stack():
+    sizes = {"d_model": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    layers = {"encoder_layers": 2, "decoder_layers": 1, "max_source_positions": 20}
+    config = transformers.WhisperConfig(**sizes, **layers, num_mel_bins=8)
+    encoder = transformers.WhisperModel(config).get_encoder().eval()
+    sound = {"input_features": torch.randn(1, 8, 40)}
+    stock = encoder(**sound).last_hidden_state
+    attach(encoder, posenc.PositionEncoding(), model_positions="keep", example=sound)
+    torch.testing.assert_close(encoder(**sound).last_hidden_state, stock)
+    detach(encoder)
+    attach(encoder, posenc.ALiBi(4), model_positions="keep", example=sound)
+    assert (encoder(**sound).last_hidden_state - stock).abs().max() > 1e-4
+
+
+def test_pictures_of_any_size_have_no_known_example():
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1}
+    config = transformers.Siglip2VisionConfig(**sizes, num_patches=16, patch_size=4)
+    refused(
+        transformers.Siglip2VisionModel(config),
+        "no example input is known for Siglip2VisionModel, which takes pixel_values. Give example=",
+        posenc.ALiBi(4),
+    )
+
+
 def test_a_layer_of_a_vision_transformer_that_is_exchanged_after_attach():
     model = transformers.ViTModel(transformers.ViTConfig(**SMALL_VIT)).eval()
     pixels = torch.randn(2, 3, 16, 16)
