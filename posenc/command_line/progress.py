@@ -106,6 +106,9 @@ class Narrator(Progress):
         self.task_id = self.add_task("", total=1.0)
         self.last_task = ""
         self.last_line_time = 0.0
+        self.start_time = time.monotonic()
+        self.start_fraction = 0.0
+        self.last_fraction = 0.0
 
     def stop(self) -> None:
         """Remove the bar. On a stream that is no terminal there is none: rich 13 would print an
@@ -115,10 +118,28 @@ class Narrator(Progress):
 
     def __call__(self, task: str, fraction: float) -> None:
         """Show the current task, and the fraction of the whole job, 0 to 1, that is done."""
-        self.update(self.task_id, description=show_hidden_characters(task), completed=fraction)
         now = time.monotonic()
+        if fraction < self.last_fraction:  # another job has begun
+            self.start_time = now
+            self.start_fraction = fraction
+        self.last_fraction = fraction
+        time_left = self._time_left_in_words(now)
+        self.update(
+            self.task_id,
+            description=show_hidden_characters(task) + time_left,
+            completed=fraction,
+        )
         is_due = now - self.last_line_time > self.PAUSE
         if not self.console.is_terminal and task != self.last_task and is_due:
-            print_line(self.console, f"{task} ({fraction:.0%})")
+            print_line(self.console, f"{task} ({fraction:.0%}{time_left})")
             self.last_task = task
             self.last_line_time = now
+
+    def _time_left_in_words(self, now: float) -> str:
+        """Return a clause on the time that the job will still take at its pace so far; "" in the
+        first second, and before a twentieth of it is done."""
+        done = self.last_fraction - self.start_fraction
+        if done < 0.05 or now - self.start_time < 1:
+            return ""
+        seconds_left = (now - self.start_time) * (1 - self.last_fraction) / done
+        return f", about {readable_duration(seconds_left)} left"

@@ -15,7 +15,7 @@ from posenc.command_line.errors import RunFailed, Stopped
 from posenc.command_line.progress import Narrator
 from posenc.extend.extension import NotExported, Outcome, extend
 from posenc.extend.options import DEFAULTS, Options, Progress
-from posenc.extend.refusals import prepare_outputs
+from posenc.extend.refusals import check_before_loading, prepare_outputs
 from posenc.extend.report import OUT_OF_DOMAIN_CAUTION, report_of
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import read_file_bytes, read_file_text
@@ -106,6 +106,34 @@ def run(
     for line in write_page(page_of(outcome_report), page_path, figures):
         warnings.warn(line, stacklevel=2)
     return outcome
+
+
+def plan_and_show(
+    folder: Path,
+    to: int,
+    cards: str | None,
+    *,
+    out: Path | None,
+    method: str | None,
+    options: Options,
+    as_json: bool = False,
+) -> None:
+    """Print the memory that extending a checkpoint takes, without loading it. cards: GB of the
+    devices to plan for, see `device_sizes`.
+
+    Raises: ValueError, after the report, with the numbers, if it does not fit; before it, for wrong
+    input.
+    """
+    from posenc.extend.plan.memory import plan_stages
+    from posenc.extend.plan.report import device_sizes, report_of_plan
+
+    kind, sizes = device_sizes(options.device, cards)
+    check_before_loading(folder, out, method, options)
+    stages = plan_stages(folder, to, options, is_exported=out is not None)
+    report, problem = report_of_plan(stages, kind, sizes, to, options)
+    print_report(report, as_json)
+    if problem is not None:
+        raise ValueError(problem)
 
 
 def extend_and_show(

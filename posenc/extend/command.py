@@ -65,6 +65,23 @@ def extend(
     as_json: Annotated[
         bool, option("Print everything that was measured, for programs.", "--json", panel="Output")
     ] = False,
+    plan: Annotated[
+        bool,
+        option(
+            "Print the memory that this would take, from the config and the headers of the "
+            "weights, and whether it fits; nothing is loaded.",
+            "--plan",
+            panel="Where",
+        ),
+    ] = False,
+    cards: Annotated[
+        str | None,
+        option(
+            "With --plan: GB of each device to plan for, as 80, 8x80 or 80,24.",
+            shown="those of this machine",
+            panel="Where",
+        ),
+    ] = None,
     lm_eval: Annotated[
         str | None,
         option(
@@ -81,12 +98,17 @@ def extend(
     **option_values: Any,
 ) -> None:
     """Give a trained checkpoint a longer context: try, measure, recommend, tune, export, prove."""
-    from posenc.extend.api import extend_and_show
+    from posenc.extend.api import extend_and_show, plan_and_show
 
     tuning = record_of(TuneConfig, option_values)
     if ignored_options := [] if tuning.steps else changed_options(tuning):
         raise ValueError(f"{', '.join(ignored_options)}: nothing is tuned without --tune STEPS.")
     options = replace(record_of(Options, option_values), tune=tuning if tuning.steps else None)
+    if cards is not None and not plan:
+        raise ValueError("--cards: nothing is planned without --plan.")
+    if plan:
+        plan_and_show(model, to, cards, out=out, method=method, options=options, as_json=as_json)
+        return
     command = shlex.join(["posenc", *sys.argv[1:]])
     extend_and_show(
         model,

@@ -13,17 +13,29 @@ from posenc.command_line.errors import RunFailed, one_line
 from posenc.extend.export.folder import ADAPTER_FOLDER, ExportPlan, export_checkpoint
 from posenc.extend.export.prover import Proof, Prover
 from posenc.extend.measure.evaluation import Evaluation, mean_loss_rise, short_windows
-from posenc.extend.measure.losses import NotFinite
+from posenc.extend.measure.first_window import (
+    FirstWindow,
+    announcement,
+    read_first_window,
+    refuse_unknown_text,
+    tokens_to_read,
+)
+from posenc.extend.measure.losses import LossReader, NotFinite
 from posenc.extend.measure.samples import sample_windows, split_for_fitting_and_measuring
 from posenc.extend.measure.tasks import Encode
 from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.recommendation import best_method, recommend
-from posenc.extend.refusals import check_after_loading, check_before_loading
+from posenc.extend.refusals import (
+    check_after_loading,
+    check_before_loading,
+    with_trained_length,
+)
 from posenc.extend.variants import (
     DROPE,
     NUM_SEARCH_WINDOWS,
     Variant,
     VariantBuilders,
+    context_lengths,
     measure_variant,
     needs_search,
     unchanged_variant,
@@ -178,6 +190,8 @@ def extend(
     out = None if out is None else Path(out)
     check_before_loading(Path(folder), out, method, options)
     checkpoint = _load_in_requested_dtype(folder, options)
+    if options.trained_length is not None:
+        checkpoint = with_trained_length(checkpoint, options.trained_length)
     check_after_loading(
         checkpoint,
         to,
@@ -196,10 +210,15 @@ def extend(
     run = ExtensionRun(
         checkpoint, windows, fitting_windows, options, progress, None if as_ids else encode
     )
+    first_window = _first_window(run)
+    if first_window is not None and not options.anyway:
+        refuse_unknown_text(first_window, was_chosen=not out_of_domain)
     with _state_lock(run), Prover() as prover:
         if out is not None and options.tune is None:
             prover.start()  # imports while variants are measured; during tuning it would only wait
         builders = variant_builders(checkpoint, to, method, fitting_windows, options, progress)
+        if first_window is not None:
+            progress(_time_in_words(run, len(builders), first_window), 0.0)
         measured, not_measured = _measure_variants(run, builders, method)
         judge = partial(
             recommend,
@@ -221,6 +240,35 @@ def extend(
             _export_and_judge(run, outcome, chosen_name, out, prover, judge)
             remove_folder(default_state_folder(out))
     return outcome
+
+
+def _first_window(run: ExtensionRun) -> FirstWindow | None:
+    """Return what the checkpoint as it is does on the first window; None if it cannot read it."""
+    checkpoint = run.checkpoint
+    mask_token_id = require_mask_token_id(checkpoint.folder) if checkpoint.masked else None
+    reader = LossReader(checkpoint.model, mask_token_id)
+    try:
+        return read_first_window(reader, run.windows, checkpoint.trained_length)
+    except Exception:  # measuring the unchanged model meets the same error, and reports it
+        return None
+
+
+def _time_in_words(run: ExtensionRun, num_variants: int, first_window: FirstWindow) -> str:
+    """Return a sentence on the time that measuring, search and tuning will take."""
+    options = run.options
+    num_windows, length = run.windows.tokens.shape
+    lengths = context_lengths(run.checkpoint.trained_length, length, options.targets)
+    tokens_of_each = tokens_to_read(
+        num_windows, length, lengths[:-1], run.checkpoint.trained_length
+    )
+    other_tokens = 0
+    if run.fitting_windows is not None:
+        # Two thirds of the windows score a set of frequencies, and most sets see a third of them.
+        other_tokens += options.search_evaluations * NUM_SEARCH_WINDOWS // 3 * length
+    if options.tune is not None:
+        # A backward pass takes about twice as long as the forward pass.
+        other_tokens += 3 * options.tune.steps * options.tune.batch * length
+    return announcement(num_variants, tokens_of_each, other_tokens, first_window)
 
 
 def _fitting_windows(

@@ -49,6 +49,22 @@ class Options:
             panel="Where",
         ),
     ] = "auto"
+    trained_length: Annotated[
+        int | None,
+        option(
+            "Tokens that the model was trained at, where its config says another number.",
+            shown="that of the config",
+            min=1,
+        ),
+    ] = None
+    anyway: Annotated[
+        bool,
+        option(
+            "Go on although the model does not know the text.",
+            "--anyway",
+            panel="Data",
+        ),
+    ] = False
     tune: TuneConfig | None = None
     task: Annotated[
         list[str] | None,

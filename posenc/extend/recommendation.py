@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from posenc.extend.measure.evaluation import Evaluation
+from posenc.extend.measure.first_window import UNREADABLE_LOSS
 from posenc.extend.options import Options
 from posenc.extend.variants import WINDOW, Variant
 from posenc.statistics.text_intervals import Estimate, estimate_mean
@@ -16,8 +17,6 @@ Measured = dict[str, tuple[Variant, Evaluation]]
 DECISIVE_DIFFERENCE = 0.02
 """A smaller difference from the baseline, in nats per token, decides nothing; chosen, not
 derived."""
-UNREADABLE_LOSS = math.log(1000)
-"""A model with a higher loss within its training length, in nats, does not know this text."""
 
 
 def best_method(measured: Measured, options: Options) -> str | None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,11 +179,7 @@ def check_after_loading(
             f"--task {', '.join(sorted(tasks_with_words))}: --ids leaves no words to write."
         )
     _check_positions(checkpoint)
-    if target_length <= checkpoint.trained_length:
-        raise ValueError(
-            f"--to {target_length} is not beyond the training length of "
-            f"{checkpoint.trained_length} tokens."
-        )
+    check_new_length(checkpoint, target_length)
     if reason := _why_not_extendable(checkpoint):
         raise ValueError(f"{checkpoint.folder}: {reason}.")
     if method is not None:
@@ -191,6 +188,39 @@ def check_after_loading(
         )
         require_choice("--method", method, known_methods)
         _check_method(checkpoint, method, is_exported, options)
+
+
+def with_trained_length(checkpoint: Checkpoint, trained_length: int) -> Checkpoint:
+    """Return the checkpoint with the training length that --trained-length says. Scalings keep the
+    original length that their rotary keys say.
+
+    Raises: ValueError for a model with a table of positions, which has as many rows as it has, or
+    a length beyond the one in the config.
+    """
+    if not checkpoint.rope_settings:
+        raise ValueError(
+            "--trained-length: the rows of this model's table of positions say how long it was "
+            "trained."
+        )
+    if trained_length > checkpoint.trained_length:
+        raise ValueError(
+            f"--trained-length {trained_length} is beyond the {checkpoint.trained_length} tokens "
+            "that the config allows."
+        )
+    settings = tuple(
+        replace(setting, original_length=trained_length) if setting.scaling is None else setting
+        for setting in checkpoint.rope_settings
+    )
+    return replace(checkpoint, max_positions=trained_length, rope_settings=settings)
+
+
+def check_new_length(checkpoint: Checkpoint, target_length: int) -> None:
+    """Raise ValueError unless a length in tokens is beyond that of the checkpoint's training."""
+    if target_length <= checkpoint.trained_length:
+        raise ValueError(
+            f"--to {target_length} is not beyond the training length of "
+            f"{checkpoint.trained_length} tokens."
+        )
 
 
 def _check_positions(checkpoint: Checkpoint) -> None:

@@ -176,17 +176,17 @@ def measure_variant(
     train_length = checkpoint.trained_length
     max_length = windows.tokens.shape[1] if variant.max_tokens is None else variant.max_tokens
     lengths = [n for n in _doublings(train_length, windows.tokens.shape[1]) if n <= max_length]
-    context_lengths = [
+    lengths_of_contexts = [
         n
-        for n in _doublings(train_length // 4, windows.tokens.shape[1])
-        if options.targets < n <= max_length
+        for n in context_lengths(train_length, windows.tokens.shape[1], options.targets)
+        if n <= max_length
     ]
     mask_token_id = require_mask_token_id(checkpoint.folder) if checkpoint.masked else None
     passkey_grid, task_grid = _task_grids(tuple(lengths), options, encode)
     # Neither a masked model nor a window is asked for what stands far back.
     measures_only_losses = mask_token_id is not None or variant.window_length is not None
     if measures_only_losses:
-        context_lengths = []
+        lengths_of_contexts = []
         passkey_grid = None
         task_grid = None
     with variant.applied() as model:
@@ -197,7 +197,7 @@ def measure_variant(
             reader,
             windows,
             train_length,
-            context_lengths=tuple(context_lengths),
+            context_lengths=tuple(lengths_of_contexts),
             num_targets=options.targets,
             passkey_grid=passkey_grid,
             task_grid=task_grid,
@@ -220,6 +220,12 @@ def _task_grids(
         return passkey_grid, None
     tasks_with_words = tuple(name for name in task_names if name != PASSKEY)
     return passkey_grid, TaskGrid(tasks_with_words, lengths, encode, options.task_trials)
+
+
+def context_lengths(train_length: int, length: int, num_targets: int) -> list[int]:
+    """Return the lengths in tokens at which the loss of the last `num_targets` tokens of a window
+    of `length` tokens is measured: from a quarter of the training length, doubling."""
+    return [n for n in _doublings(train_length // 4, length) if n > num_targets]
 
 
 def _doublings(start: int, stop: int) -> list[int]:

@@ -210,6 +210,8 @@ def _logits_in_chunks_are_equal(model: Any) -> bool:
     hidden = divided.hidden_states(tokens)
     halves = hidden.split(NUM_COMPARED_TOKENS // 2, dim=1)
     logits = torch.cat([divided.logits(half) for half in halves], dim=1).float()
+    if logits.is_meta:  # without values
+        return logits.shape == expected.shape
     # Other shapes of matrices may round the last bits otherwise.
     tolerance = 16 * torch.finfo(hidden.dtype).eps * float(expected.abs().max())
     return logits.shape == expected.shape and bool((logits - expected).abs().max() <= tolerance)

@@ -269,7 +269,8 @@ def _scaling_parameters(
         return {"rope_type": "default"}
     if isinstance(scaling, NTK) and not is_compressed:
         base = ntk_theta(setting.rope_theta, scaling.factor, setting.rotary_dim)
-        return {"rope_type": "default", "rope_theta": base}
+        # As people write it, 160000 and not 159999.99999999997: 12 digits decide all frequencies.
+        return {"rope_type": "default", "rope_theta": float(f"{base:.12g}")}
     if only_longrope:
         return _fixed_frequencies_as_longrope(setting)
 

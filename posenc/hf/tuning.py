@@ -94,7 +94,7 @@ def tune(
         if isinstance(teacher, SameWeights):
             teacher.keep_trained_weights()
     if config.recompute:
-        _set_gradient_checkpointing(model, True)
+        set_gradient_checkpointing(model, True)
     masters = MasterWeights({n: p for n, p in model.named_parameters() if p.requires_grad})
     optimizer = torch.optim.AdamW(masters.weights.values(), betas=(0.9, 0.95), weight_decay=0.0)
     losses = restore_tuning(folder, run_identity, masters.weights, optimizer)
@@ -159,14 +159,14 @@ def _finish_tuning(model: Any, config: TuneConfig, keep_adapter: Callable[[], No
     and merge them into the weights."""
     model.eval()
     if config.recompute:
-        _set_gradient_checkpointing(model, False)
+        set_gradient_checkpointing(model, False)
     if config.adapter:
         keep_adapter()
     if config.lora_rank:
         merge_lora(model)
 
 
-def _set_gradient_checkpointing(model: Any, is_on: bool) -> None:
+def set_gradient_checkpointing(model: Any, is_on: bool) -> None:
     """Turn transformers' gradient checkpointing on or off."""
     if not model.supports_gradient_checkpointing:
         raise ValueError(f"--recompute: {type(model).__name__} has no such code in transformers.")

@@ -62,7 +62,28 @@ def test_narrator_says_a_task_once_and_waits_between_lines(monkeypatch):
         now[0] += 5
         narrate("first [task]", 0.3)
         narrate("second", 0.5)
-    assert out.getvalue().splitlines() == ["first [task] (10%)", "second (50%)"]
+    assert out.getvalue().splitlines() == [
+        "first [task] (10%)",
+        "second (50%, about 0:06 left)",
+    ]
+
+
+def test_narrator_counts_the_time_left_of_each_job_by_itself(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    out = io.StringIO()
+    with Narrator(Console(file=out, width=80)) as narrate:
+        now[0] += 100
+        narrate("measuring", 0.9)
+        now[0] += 10
+        narrate("tuning", 0.0)  # another job begins
+        now[0] += 30
+        narrate("tuning on", 0.25)
+    assert out.getvalue().splitlines() == [
+        "measuring (90%, about 0:11 left)",
+        "tuning (0%)",
+        "tuning on (25%, about 1:30 left)",
+    ]
 
 
 def test_narrator_leaves_nothing_but_the_bar_on_a_terminal():

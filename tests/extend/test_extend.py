@@ -265,7 +265,8 @@ def test_only_a_text_that_was_not_chosen_gives_no_recommendation(
     monkeypatch.setattr("posenc.extend.recommendation.UNREADABLE_LOSS", 0.0)
     (tmp_path / "text.txt").write_text("<|endoftext|>".join(DOCUMENTS))
     given = ["--text", tmp_path / "text.txt"] if own_text else []
-    code, out, _ = call("extend", llama, "--to", TARGET, "--method", "ntk", "--windows", 1, *given)
+    asked = ("--to", TARGET, "--method", "ntk", "--windows", 1, "--anyway", *given)
+    code, out, _ = call("extend", llama, *asked)
     assert code == 0 and out.startswith("No recommendation") == (not own_text)
 
 

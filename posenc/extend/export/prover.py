@@ -16,6 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from posenc.command_line.errors import RunFailed
+from posenc.extend.measure.losses import last_logits
 from posenc.files.atomic import write_atomically
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.model_rotation import rotary_frequencies
@@ -24,6 +25,9 @@ from posenc.hf.transformers_compat import cache_argument_name
 MAX_FREQUENCY_ERROR = 1e-6
 """Largest relative error of a frequency. A config carries a float32's seven digits, and a reader
 rounds them to float32 again."""
+NUM_COMPARED_LOGITS = 512
+"""Tokens, the last of the text, whose logits are compared; they depend on all tokens before them.
+Those of a long text would take more memory than the model."""
 MAX_LAST_BITS_APART = 16
 """Last bits of half precision by which decoding may differ from one pass, because every layer
 rounds other products."""
@@ -122,7 +126,7 @@ class Prover:
             str(expected_file),
             objective,
             dtype,
-            str(model.device),
+            device_of_reader(model),
             cache_name,
         ]
         process = self.start()
@@ -147,6 +151,13 @@ class Prover:
         self._scratch.cleanup()
 
 
+def device_of_reader(model: Any) -> str:
+    """Return the device on which the fresh process loads the folder: that of the model in memory,
+    or "auto" where that is spread over several."""
+    devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
+    return "auto" if len(devices) > 1 else str(model.device)
+
+
 @torch.inference_mode()
 def prove(checkpoint: Checkpoint, folder: Path, prover: Prover, tokens: Tensor) -> Proof:
     """Return the differences between the folder, as a fresh process reads it, and the model in
@@ -157,8 +168,8 @@ def prove(checkpoint: Checkpoint, folder: Path, prover: Prover, tokens: Tensor) 
         f"inv_freq/{layer_type or ''}": inv_freq.cpu().clone()
         for layer_type, (inv_freq, _) in rotary_frequencies(model).items()
     }
-    logits = model(tokens.to(model.device)).logits
-    expected_tensors |= {"tokens": tokens, "logits": logits.cpu().contiguous()}
+    logits = last_logits(model, tokens, NUM_COMPARED_LOGITS)
+    expected_tensors |= {"tokens": tokens, "logits": logits.contiguous()}
     proof = prover.compare(folder, expected_tensors, model, masked=checkpoint.masked)
     return replace(
         proof, logits_change_by_frequency_error=_logits_change_by_frequency_error(model, tokens)
@@ -175,12 +186,13 @@ def _logits_change_by_frequency_error(model: Any, tokens: Tensor) -> float:
     frequencies = [inv_freq for inv_freq, _ in rotary_frequencies(model).values()]
     exact_frequencies = [inv_freq.clone() for inv_freq in frequencies]
     logits_change = 0.0
-    logits = model(tokens.to(model.device)).logits
+    logits = last_logits(model, tokens, NUM_COMPARED_LOGITS)
     for sign in (1, -1):
         for inv_freq, exact in zip(frequencies, exact_frequencies, strict=True):
             inv_freq *= 1 + MAX_FREQUENCY_ERROR
             inv_freq[1::2] = exact[1::2] * (1 + sign * MAX_FREQUENCY_ERROR)
-        logits_change += float((model(tokens.to(model.device)).logits - logits).abs().max())
+        changed_logits = last_logits(model, tokens, NUM_COMPARED_LOGITS)
+        logits_change += float((changed_logits - logits).abs().max())
         for inv_freq, exact in zip(frequencies, exact_frequencies, strict=True):
             inv_freq.copy_(exact)
     return logits_change

@@ -93,7 +93,7 @@ def next_token_losses(model: Any, tokens: Tensor, *, in_one_piece: bool = False)
     """
     tokens = tokens.to(model.device)
     batch, length = tokens.shape
-    piece_len = max(128, MAX_LOGITS_AT_ONCE // (batch * text_config_of(model.config).vocab_size))
+    piece_len = piece_length(model, batch)
     if in_one_piece or length <= piece_len:
         return _losses_in_chunks(model, tokens, tokens, slice(1, None))
     cache_arguments: dict[str, Any] = {"use_cache": True}
@@ -104,6 +104,11 @@ def next_token_losses(model: Any, tokens: Tensor, *, in_one_piece: bool = False)
         targets = tokens[:, start + 1 : start + piece_len + 1]
         losses.append(_cross_entropies(out.logits[:, : targets.shape[1]], targets))
     return torch.cat(losses, dim=1)
+
+
+def piece_length(model: Any, batch: int) -> int:
+    """Return how many tokens of each of `batch` windows are read at once through the cache."""
+    return max(128, MAX_LOGITS_AT_ONCE // (batch * text_config_of(model.config).vocab_size))
 
 
 @torch.inference_mode()

@@ -1,11 +1,12 @@
 """Load Hugging Face checkpoints from safetensors, without running code from their folder."""
 
+import copy
 import importlib.util
 import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,7 +19,7 @@ from posenc.hf.checkpoint.check_config import (
 )
 from posenc.hf.learned_tables import position_table
 from posenc.hf.rope_settings import RopeSetting, read_settings
-from posenc.machine.hardware import check_device
+from posenc.machine.hardware import check_device, memory_bytes
 from posenc.runtimes.files.model_folder import read_safetensors_header, refuse_attached_encoding
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -91,22 +92,11 @@ def load_checkpoint(
     are not safetensors, are missing, do not fit or are not finite, or a model that transformers
     does not know without running code from the folder.
     """
-    folder = Path(folder)
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
     resolved_device = resolve_device(device)
+    described = _read_description(Path(folder), dtype, allow_encoder_decoder)
+    folder = described.folder
+    auto_class = described.auto_class
     transformers = import_quiet_transformers()
-    raw_config, elements_by_dtype = read_checked_folder(folder)
-    refuse_attached_encoding(folder)
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, **SAFE_OPTIONS)
-    except Exception as error:  # its many classes may raise anything for unexpected values
-        raise ValueError(
-            f"{folder / 'config.json'}: transformers {transformers.__version__} does not load it "
-            f"({one_line(error)})."
-        ) from error
-    auto_class = _auto_class(config, raw_config, folder, allow_encoder_decoder)
-    rope_settings, max_positions = _rope_settings_and_limit(text_config_of(config), folder)
     device_options = (
         {"device_map": resolved_device} if resolved_device != "cpu" and has_accelerate() else {}
     )
@@ -125,18 +115,87 @@ def load_checkpoint(
             f"{folder}: transformers {transformers.__version__} builds no model from it "
             f"({one_line(error)})."
         ) from error
-    _refuse_mismatched_weights(loading_info, raw_config, folder, type(model).__name__)
+    _refuse_mismatched_weights(loading_info, described.raw_config, folder, type(model).__name__)
     if resolved_device != "cpu" and not device_options:
         model = model.to(resolved_device)
     refuse_nonfinite_weights(model, folder)
-    _refuse_integer_weights(model, elements_by_dtype, folder)
-    table = position_table(model)
-    max_positions = max_positions if table is None else table.length
-    is_masked = auto_class is transformers.AutoModelForMaskedLM
-    stored_dtype = _most_common_dtype(elements_by_dtype)
-    return Checkpoint(
-        folder, model.eval(), raw_config, is_masked, rope_settings, max_positions, stored_dtype
+    _refuse_integer_weights(model, described.elements_by_dtype, folder)
+    return _checkpoint_of(described, model.eval())
+
+
+class _Description(NamedTuple):
+    """Hold what a folder's config and headers say before its weights are read.
+
+    elements_by_dtype: the number of elements of each stored tensor, by dtype and name. config,
+    auto_class: config and class of transformers. rope_settings, max_positions: see Checkpoint.
+    """
+
+    folder: Path
+    raw_config: dict[str, Any]
+    elements_by_dtype: dict[str, dict[str, int]]
+    config: Any
+    auto_class: Any
+    rope_settings: tuple[RopeSetting, ...]
+    max_positions: int | None
+
+    @property
+    def stored_dtype(self) -> str:
+        """Return torch's name of the dtype of most of the stored weights."""
+        return _most_common_dtype(self.elements_by_dtype)
+
+
+def _read_description(folder: Path, dtype: str, allow_encoder_decoder: bool) -> _Description:
+    """Read and check everything of a folder but its weights. Raises: as `load_checkpoint`."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
+    transformers = import_quiet_transformers()
+    raw_config, elements_by_dtype = read_checked_folder(folder)
+    refuse_attached_encoding(folder)
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, **SAFE_OPTIONS)
+    except Exception as error:  # its many classes may raise anything for unexpected values
+        raise ValueError(
+            f"{folder / 'config.json'}: transformers {transformers.__version__} does not load it "
+            f"({one_line(error)})."
+        ) from error
+    auto_class = _auto_class(config, raw_config, folder, allow_encoder_decoder)
+    rope_settings, max_positions = _rope_settings_and_limit(text_config_of(config), folder)
+    return _Description(
+        folder, raw_config, elements_by_dtype, config, auto_class, rope_settings, max_positions
     )
+
+
+def _checkpoint_of(described: _Description, model: Any) -> Checkpoint:
+    """Return the checkpoint of a folder that was described, with its model."""
+    table = position_table(model)
+    return Checkpoint(
+        described.folder,
+        model,
+        described.raw_config,
+        described.auto_class is import_quiet_transformers().AutoModelForMaskedLM,
+        described.rope_settings,
+        described.max_positions if table is None else table.length,
+        described.stored_dtype,
+    )
+
+
+def load_on_meta(folder: str | Path, *, dtype: str = "auto") -> Checkpoint:
+    """Build the model of a folder on torch's meta device, where tensors have no values and take no
+    memory. Its rotation is the plain one, because others look at values. Arguments and errors as
+    of `load_checkpoint`."""
+    described = _read_description(Path(folder), dtype, allow_encoder_decoder=False)
+    dtype_name = described.stored_dtype if dtype == "auto" else dtype
+    config = copy.deepcopy(described.config)
+    rope_parameters = getattr(text_config_of(config), "rope_parameters", None) or {}
+    for parameters in (rope_parameters, *rope_parameters.values()):
+        if isinstance(parameters, dict) and "rope_type" in parameters:
+            parameters["rope_type"] = "default"
+    try:
+        with torch.device("meta"):
+            model = described.auto_class.from_config(config, dtype=getattr(torch, dtype_name))
+    except Exception as error:
+        raise ValueError(f"{folder}: no model is built from it ({one_line(error)}).") from error
+    return _checkpoint_of(described, model.eval())
 
 
 def _auto_class(
@@ -260,6 +319,18 @@ def resolve_device(device: str) -> str:
         if device == "cuda" and has_accelerate():
             return "auto"
     return device
+
+
+def memory_of_devices(device: str) -> tuple[str, list[int] | None]:
+    """Return the kind of device that a model goes to, "cpu" or "cuda", and the bytes of each; None
+    where the system does not tell. device: one of DEVICES."""
+    resolved_device = resolve_device(device)
+    if resolved_device not in ("cuda", "auto"):
+        num_bytes = memory_bytes()
+        return "cpu", None if num_bytes is None else [num_bytes]
+    # Without accelerate, all is on the first.
+    count = torch.cuda.device_count() if resolved_device == "auto" else 1
+    return "cuda", [torch.cuda.get_device_properties(i).total_memory for i in range(count)]
 
 
 def import_quiet_transformers() -> Any:

@@ -1,0 +1,1 @@
+"""Say what memory an extension takes, before anything is loaded."""

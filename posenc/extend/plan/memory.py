@@ -1,0 +1,154 @@
+"""Plan the memory of an extension from the config and the headers of the weights.
+
+    on a device = (weights + trained + kept) / number of devices + at work
+
+kept: values of the forward pass that the backward pass needs; they lie where their layer is.
+at work: what exists for a moment in one layer, or for one chunk of logits.
+"""
+
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posenc.extend.measure.losses import MAX_TOKENS_PER_BATCH, next_token_losses, piece_length
+from posenc.extend.options import Options
+from posenc.extend.plan.simulated_memory import (
+    SimulatedMemory,
+    attention_is_fused,
+    bytes_of_weights,
+)
+from posenc.extend.refusals import check_new_length
+from posenc.hf.checkpoint.loading import Checkpoint, load_on_meta
+from posenc.hf.lora import add_lora
+from posenc.hf.master_weights import MasterWeights
+from posenc.hf.teacher import SameWeights, copied_teacher
+from posenc.hf.tune_config import TuneConfig
+from posenc.hf.tuning import next_token_loss, rows_at_once, set_gradient_checkpointing
+
+CUDA_PROGRAM_BYTES = 1 << 30
+"""What CUDA's kernels and libraries take of a GPU; about this much, not derived."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Hold the bytes that one stage of an extension takes, over all devices.
+
+    name: "measuring", "tuning" or "proving". weights: of the model, and of its copies. trained:
+    float32 copies of what is trained, the states of the optimizer, adapters. kept, at_work: see
+    above.
+    """
+
+    name: str
+    weights: int
+    trained: int = 0
+    kept: int = 0
+    at_work: int = 0
+
+    def on_a_device(self, num_devices: int, program: int) -> int:
+        """Return the bytes on each of `num_devices` devices, with those of the program itself."""
+        spread = self.weights + self.trained + self.kept
+        return -(-spread // num_devices) + self.at_work + program
+
+
+def plan_stages(
+    folder: Path, target_length: int, options: Options, *, is_exported: bool
+) -> list[Stage]:
+    """Return the stages of an extension.
+
+    Raises: ValueError for a folder that cannot be loaded, a masked model, or a length that is not
+    beyond that of training.
+    """
+    checkpoint = load_on_meta(folder, dtype=options.precision)
+    if checkpoint.masked:
+        raise ValueError("--plan: the memory of masked models is not planned; leave it out.")
+    check_new_length(checkpoint, target_length)
+    stages = [_measuring(checkpoint, target_length)]
+    if options.tune is not None:
+        stages.append(_tuning(checkpoint, target_length, options.tune))
+    if is_exported:
+        stages.append(_proving(load_on_meta(folder, dtype=options.precision)))
+    return stages
+
+
+def program_bytes(device: str) -> int:
+    """Return the bytes that the program takes on a device without any model: on the CPU what this
+    process has now, which has imported the same libraries."""
+    if device != "cpu":
+        return CUDA_PROGRAM_BYTES
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _peak_of_reading(model: Any, num_windows: int, length: int) -> int:
+    """Return the most bytes that exist while the losses of windows are computed, besides the
+    weights."""
+    with attention_is_fused(), SimulatedMemory(model) as memory:
+        next_token_losses(model, _tokens(num_windows, length))
+    return memory.peak
+
+
+def _measuring(checkpoint: Checkpoint, target_length: int) -> Stage:
+    """Return the stage of measuring windows of the new length."""
+    model = checkpoint.model
+    num_windows = max(1, MAX_TOKENS_PER_BATCH // target_length)
+    piece_len = piece_length(model, num_windows)
+    num_pieces = -(-target_length // piece_len)
+    if num_pieces <= 4:
+        peak = _peak_of_reading(model, num_windows, target_length)
+        return Stage("measuring", bytes_of_weights(model), at_work=peak)
+    # Each further piece finds as much more in the cache: two lengths give the line.
+    peaks = [_peak_of_reading(model, num_windows, count * piece_len) for count in (2, 4)]
+    bytes_per_piece = (peaks[1] - peaks[0]) / 2
+    at_work = round(peaks[1] + (num_pieces - 4) * bytes_per_piece)
+    return Stage("measuring", bytes_of_weights(model), at_work=at_work)
+
+
+def _tuning(checkpoint: Checkpoint, target_length: int, config: TuneConfig) -> Stage:
+    """Return the stage of tuning: a step on windows of the new length, and one on short rows. The
+    model is then one with adapters, if there are any."""
+    model = checkpoint.model
+    weights = bytes_of_weights(model)
+    with attention_is_fused(), SimulatedMemory(model) as memory:
+        teacher = None
+        if config.distill:
+            teacher = SameWeights(model) if config.lora_rank else copied_teacher(model)
+        if config.lora_rank:
+            add_lora(model, config.lora_rank, only_adapters=config.adapter)
+        if isinstance(teacher, SameWeights):
+            teacher.keep_trained_weights()
+        if config.recompute:
+            set_gradient_checkpointing(model, True)
+        masters = MasterWeights({n: p for n, p in model.named_parameters() if p.requires_grad})
+        # AdamW's two moments, which are there from the second step on, and its copy for a moment.
+        states = [torch.zeros_like(p) for p in masters.weights.values() for _ in range(2)]
+        model.train()
+        trained = memory.live
+        kept = 0
+        for length in (checkpoint.trained_length, target_length):
+            num_rows = min(config.batch * (target_length // length), rows_at_once(length))
+            tokens = _tokens(num_rows, length)
+            loss = next_token_loss(model, tokens, checkpoint.trained_length, teacher)
+            kept = max(kept, memory.live - trained)
+            loss.backward()
+            masters.take_gradients()
+        copies = [torch.empty_like(p) for p in masters.weights.values()]
+        del states, copies
+    return Stage("tuning", weights, trained, kept, memory.peak - trained - kept)
+
+
+def _proving(checkpoint: Checkpoint) -> Stage:
+    """Return the stage of the proof: the model in memory and the one that a fresh process loads,
+    which read a text a little beyond the training length."""
+    model = checkpoint.model
+    length = checkpoint.trained_length + 64
+    peak = _peak_of_reading(model, 1, length)
+    return Stage("proving", 2 * bytes_of_weights(model), at_work=2 * peak)
+
+
+def _tokens(rows: int, length: int) -> Any:
+    """Return token ids without values, (rows, length)."""
+    return torch.empty(rows, length, dtype=torch.int64, device="meta")

@@ -1,0 +1,125 @@
+"""The plan of memory is made without the weights, and is what a real step takes."""
+
+import json
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from posenc.extend.measure.losses import next_token_losses
+from posenc.extend.options import Options
+from posenc.extend.plan.memory import Stage, plan_stages
+from posenc.extend.plan.report import GB, bytes_on_devices, device_sizes
+from posenc.hf.checkpoint.loading import load_checkpoint
+from posenc.hf.tune_config import TuneConfig
+from tests.hf_models import LENGTH, save
+
+TARGET = 8 * LENGTH
+TUNING = ("--tune", 9, "--batch", 1, "--lora", 2, "--adapter")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save("llama", tmp_path_factory.mktemp("plan") / "llama")
+
+
+def test_nothing_of_the_weights_is_read(folder, tmp_path, call):
+    """Of the weights only the header is there: a sparse file has zeros behind it."""
+    weights = folder / "model.safetensors"
+    header_size = 8 + int.from_bytes(weights.read_bytes()[:8], "little")
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    (copied / "config.json").write_bytes((folder / "config.json").read_bytes())
+    with (copied / "model.safetensors").open("wb") as sparse:
+        sparse.write(weights.read_bytes()[:header_size])
+        sparse.truncate(weights.stat().st_size)
+    where = ("--out", tmp_path / "out", "--plan", "--json")
+    answers = []
+    for model in (folder, copied):
+        code, out, err = call("extend", model, "--to", TARGET, *TUNING, *where)
+        assert code == 0, err
+        answers.append(json.loads(out)["stages"])
+    assert answers[0] == answers[1]
+    assert [stage["name"] for stage in answers[0]] == ["measuring", "tuning", "proving"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_that_does_not_fit_ends_with_the_numbers(folder, tmp_path, call):
+    where = ("--out", tmp_path / "out", "--plan", "--cards", "1.5,0.5")
+    code, out, err = call("extend", folder, "--to", TARGET, *TUNING, *where)
+    assert code == 2
+    assert "does not fit" in out
+    assert "tuning needs 1." in err and "--recompute" in err and "--lora" not in err
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("--cards", "80"), "--cards: nothing is planned without --plan"),
+        (("--plan", "--cards", "8x"), "--cards must be GB such as 80, 8x80 or 80,24, got '8x'"),
+        (("--plan", "--cards", "0"), "--cards must be GB such as"),
+        (("--plan", "--to", LENGTH), f"--to {LENGTH} is not beyond the training length of"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_is_one_line(words, said, folder, call):
+    code, out, err = call("extend", folder, "--to", TARGET, *words)
+    assert (code, out) == (2, "") and said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_devices_of_different_size_get_what_they_have_room_for():
+    assert device_sizes("cpu", "2x80,24") == ("cuda", [80 * GB, 80 * GB, 24 * GB])
+    stage = Stage("tuning", weights=60 * GB, kept=10 * GB, at_work=4 * GB)
+    assert bytes_on_devices(stage, [44 * GB, 44 * GB], 0) == [39 * GB, 39 * GB]
+    assert bytes_on_devices(stage, [64 * GB, 24 * GB], 0) == [56_500 * 10**6, 21_500 * 10**6]
+    assert bytes_on_devices(stage, [64 * GB, 4 * GB], 0) is None
+    assert bytes_on_devices(stage, [38 * GB, 38 * GB], 0) is None
+
+
+class MostBytes(TorchDispatchMode):
+    """Count what real tensors take: an account of its own, by the storages that are alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known, self.peak = [], 0
+
+    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        import weakref
+
+        out = operator(*arguments, **(options or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self.known.append(weakref.ref(leaf.untyped_storage()))
+        alive = {id(s): s.nbytes() for ref in self.known if (s := ref()) is not None}
+        self.known = list({id(ref()): ref for ref in self.known if ref() is not None}.values())
+        self.peak = max(self.peak, sum(alive.values()))
+        return out
+
+
+def test_the_planned_tensors_are_those_of_a_real_pass(folder):
+    model = load_checkpoint(folder).model
+    tokens = torch.zeros(8, TARGET, dtype=torch.int64)  # as many windows as are read at once
+    next_token_losses(model, tokens)  # what is made once
+    weights = sum(p.untyped_storage().nbytes() for p in model.parameters())
+    with MostBytes() as real:
+        next_token_losses(model, tokens)
+    (planned,) = plan_stages(folder, TARGET, Options(), is_exported=False)
+    # Views of weights count as alive in the real pass.
+    assert real.peak - weights < planned.at_work * 1.15
+    assert planned.at_work * 0.85 < real.peak
+    assert planned.weights == pytest.approx(weights, rel=0.01)
+
+
+def test_recomputing_and_adapters_take_less(folder):
+    def tuning_stage(**config) -> Stage:
+        options = Options(tune=TuneConfig(1, batch=1, **config))
+        return plan_stages(folder, TARGET, options, is_exported=False)[1]
+
+    all_weights, lora = tuning_stage(), tuning_stage(lora_rank=2)
+    adapters = tuning_stage(lora_rank=2, adapter=True)
+    recomputed = tuning_stage(lora_rank=2, adapter=True, recompute=True)
+    assert all_weights.trained > lora.trained > adapters.trained > 0
+    assert recomputed.kept < 0.5 * adapters.kept
+    # Full tuning: the teacher's copy and two moments, all of float32 weights.
+    assert all_weights.trained == pytest.approx(3 * all_weights.weights, rel=0.02)
