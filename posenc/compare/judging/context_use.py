@@ -27,8 +27,8 @@ from posenc.compare.trial.objectives import objective_of
 from posenc.statistics.seed_intervals import Gap
 from posenc.statistics.text_intervals import window_gaps
 
-LITTLE_CONTEXT = 4
-"""Fraction of the training length, 1 in so many, that counts as little context: chosen."""
+NUM_CONTEXT_RANGES = 4
+"""Ranges of the training length in which a lead is told by the context that bytes have: chosen."""
 
 _LossesByLength = dict[int, list[tuple[float, ...]]]
 """By length of the window that ends in the far bytes, with the training length for near context:
@@ -197,42 +197,36 @@ def _length_enough_for_certain(
 class LeadByContext:
     """By how many bits per byte an encoding leads another, by the context that a byte has.
 
-    leader, other: the encodings. train_length: in bytes.
-    bits_with_little: on bytes with less context than 1 / LITTLE_CONTEXT of the training length.
-    bits_with_much: on bytes that lack less than that of it.
+    leader, other: the encodings.
+    range_length: the bytes of context in a range: the first has fewer than these.
+    leads: in each range, the one with the least context first; they end at the training length.
     """
 
     leader: str
     other: str
-    train_length: int
-    bits_with_little: float
-    bits_with_much: float
-
-    @property
-    def little_context(self) -> int:
-        """Return the bytes of context of which fewer are called little."""
-        return self.train_length // LITTLE_CONTEXT
+    range_length: int
+    leads: tuple[float, ...]
 
 
 def lead_by_context(study: Study, leader: str, other: str) -> LeadByContext | None:
     """Return by how much an encoding leads another, read as trained, on bytes with little context
-    and on bytes with much, both within the training length: a lead that is there with little
-    context says nothing of using more. None without losses by position, and for models that are not
-    causal, where a byte's position says nothing of its context.
+    and with more, within the training length: a lead that is there with little context says nothing
+    of using more. None without losses by position, and for models that are not causal, where a
+    byte's position says nothing of its context.
     """
     trial = study.trials[0]
     if trial.objective != CAUSAL:
         return None
-    length = trial.train_length
-    little = length // LITTLE_CONTEXT
+    range_length = trial.train_length // NUM_CONTEXT_RANGES
     leads = []
-    for start, stop in ((0, little), (length - little, length)):
+    for i in range(NUM_CONTEXT_RANGES):
+        start, stop = i * range_length, (i + 1) * range_length
         bits_of_leader = _mean_at_positions(study, leader, start, stop)
         bits_of_other = _mean_at_positions(study, other, start, stop)
         if bits_of_leader is None or bits_of_other is None:
             return None
         leads.append(bits_of_other - bits_of_leader)
-    return LeadByContext(leader, other, length, *leads)
+    return LeadByContext(leader, other, range_length, tuple(leads))
 
 
 def _mean_at_positions(study: Study, encoding: str, start: int, stop: int) -> float | None:

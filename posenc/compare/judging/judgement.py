@@ -5,7 +5,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from statistics import fmean, stdev
+from statistics import stdev
 from typing import NamedTuple
 
 from posenc.compare.judging.context_use import (
@@ -446,19 +446,15 @@ def why_no_interval(standing: Standing) -> str | None:
     return "the seeds differ alike to the last digit, and copies are no evidence"
 
 
-def bits_that_may_turn(study: Study) -> tuple[float, float | None] | None:
-    """Return how many bits the loss still falls with twice the steps, and the root mean square by
-    which differences of encodings in contention may change, None with fewer than two of them; None
-    if no fall is known."""
+def bits_that_may_turn(study: Study) -> float | None:
+    """Return the root mean square by which twice the steps may change differences of encodings in
+    contention; None with fewer than two of them, or if it is unknown what a doubling saves."""
     saved_bits = bits_saved_by_doubling(study)
-    if not saved_bits:
-        return None
     drift = DriftOfLeads(saved_bits, near_and_far(study))
-    turnable_bits = max(drift.usual_bits, MARGIN) if drift.has_rivals else None
-    return fmean(saved_bits.values()), turnable_bits
+    return max(drift.usual_bits, MARGIN) if drift.has_rivals else None
 
 
-def moves_of_leads(study: Study, judgement: Judgement) -> dict[str, float]:
+def moves_of_leads(judgement: Judgement, saved_bits: Mapping[str, float]) -> dict[str, float]:
     """Return by how many bits per byte the leads of the row to take moved with the last doubling of
     the steps, by row: its leads over the best rows of other encodings, at most MAX_NUM_LEADS,
     nearest first. Positive if a lead grew.
@@ -468,6 +464,8 @@ def moves_of_leads(study: Study, judgement: Judgement) -> dict[str, float]:
         move = saved - saved of the other
 
     Rows that are tied with the taken one are left out, as are all where the doubling is unknown.
+
+    saved_bits: what the last half of the steps, or their doubling, saved, by encoding.
     """
     choice, standing = judgement.far, judgement.places.far
     if choice is None:
@@ -475,7 +473,6 @@ def moves_of_leads(study: Study, judgement: Judgement) -> dict[str, float]:
     if choice is None or standing is None or judgement.taken is None:
         return {}
     encoding_of = judgement.places.encoding_of
-    saved_bits = bits_saved_by_doubling(study)
     tied_encodings = {encoding_of[name] for name in choice.tied}
     rows_behind = _rows_of_other_encodings(standing, judgement.places, tied_encodings)
     rivals = _one_of_each_encoding(rows_behind, encoding_of)[:MAX_NUM_LEADS]

@@ -24,8 +24,13 @@ from posenc.compare.judging.standing import (
     MARGIN,
     standing_of_tasks,
 )
-from posenc.compare.judging.summary import is_doubling_measured, summarise
-from posenc.compare.judging.tuning import sentences_on_tuning
+from posenc.compare.judging.summary import (
+    bits_saved_by_doubling,
+    falls_since_half,
+    is_doubling_measured,
+    summarise,
+)
+from posenc.compare.judging.tuning import sentences_on_longer_trainings, sentences_on_tuning
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.rows import plain_name, rows_by_name, rows_of
 from posenc.compare.trial.config import TrialConfig
@@ -48,6 +53,7 @@ def limits_in_words(study: Study) -> str:
         return ""
     return " ".join(
         [
+            *sentences_on_longer_trainings(study),
             *limit_sentences(limits_of(study)),
             *sentences_on_tuning(study),
             *_sentences_on_servers(study),
@@ -80,7 +86,13 @@ def _sentences_on_servers(study: Study) -> Iterator[str]:
         for name in served_rows
         if (name, served_rows[0]) not in standing.worse_pairs
     }
-    yield sentence_on_servers(encoding, servers_without, best_served)
+    # Others that are ahead of what these servers run, and that none of them runs either.
+    rows_ahead = standing.order[: standing.order.index(served_rows[0])] if served_rows else ()
+    unserved_encodings = [encoding]
+    for other in dict.fromkeys(encoding_of[name] for name in rows_ahead):
+        if other != encoding and not {*servers_without} & {*servers_of(other)}:
+            unserved_encodings.append(other)
+    yield sentence_on_servers(unserved_encodings, servers_without, best_served, standing.order[0])
 
 
 def _sentences_on_exclusions(study: Study) -> Iterator[str]:
@@ -135,11 +147,14 @@ class StudyLimits:
 
     num_seeds: of an encoding, for the task that has the fewest. num_tasks: generated ones.
     num_parameters, num_steps: of the models; None if unknown, num_steps also if trials differ.
-    fall_per_doubling: bits per byte that the last doubling of the steps saved; None if unknown.
-    doubling_is_measured: by shorter trainings; else it is estimated from the curves.
+    saved_bits: the least and the most bits per byte that any encoding's last half of the steps
+        saved, or that their last doubling saved in separate, shorter trainings; None if unknown.
+    doubling_is_measured: by such trainings.
     turnable_bits: bits of difference that another doubling may turn; None if unknown.
     taken_encoding: the encoding of the row to take; "" if there is none.
     moves_of_leads: by how many bits its leads moved with the last doubling, by the row behind it.
+    first_seed_chose: the trials with the first seed are those that a search chose, so only other
+        seeds are independent of the choice.
     rates_searched: each encoding has a learning rate of its own, chosen by validation. (1)
     knobs_searched: so has its own knob, the factor of its tables, RoPE's base, ALiBi's slopes or
         T5's scale. (1)
@@ -161,11 +176,12 @@ class StudyLimits:
     num_tasks: int
     num_parameters: float | None
     num_steps: int | None
-    fall_per_doubling: float | None
+    saved_bits: tuple[float, float] | None
     doubling_is_measured: bool
     turnable_bits: float | None
     taken_encoding: str
     moves_of_leads: Mapping[str, float]
+    first_seed_chose: bool
     rates_searched: bool
     knobs_searched: bool
     has_retrieval: bool
@@ -184,13 +200,17 @@ def limits_of(study: Study) -> StudyLimits:
     trials = [result.config for result in study.finished]
     text_results = [result for result in study.finished if result.config.is_on_text]
     step_counts = {trial.steps for trial in trials}
-    fall_per_doubling, turnable_bits = bits_that_may_turn(study) or (None, None)
+    doubling_is_measured = is_doubling_measured(study)
+    saved_by_encoding = (
+        bits_saved_by_doubling(study) if doubling_is_measured else falls_since_half(text_results)
+    )
+    saved = saved_by_encoding.values()
     taken_encoding = ""
     moves: dict[str, float] = {}
     if text_results:
         judgement = judge(study)
         taken_encoding = judgement.places.encoding_of.get(judgement.taken or "", "")
-        moves = moves_of_leads(study, judgement)
+        moves = moves_of_leads(judgement, saved_by_encoding)
     searches_on_text = [rate_check for rate_check in study.rates if rate_check.task == TEXT]
     return StudyLimits(
         num_seeds=_fewest_usual_seeds(trials),
@@ -198,11 +218,16 @@ def limits_of(study: Study) -> StudyLimits:
         num_tasks=len(study.sequence_tasks),
         num_parameters=fmean(result.parameters for result in study.finished) or None,
         num_steps=(step_counts.pop() or None) if len(step_counts) == 1 else None,
-        fall_per_doubling=fall_per_doubling,
-        doubling_is_measured=is_doubling_measured(study),
-        turnable_bits=turnable_bits,
+        saved_bits=(min(saved), max(saved)) if saved else None,
+        doubling_is_measured=doubling_is_measured,
+        turnable_bits=bits_that_may_turn(study),
         taken_encoding=taken_encoding,
         moves_of_leads=moves,
+        first_seed_chose=any(
+            check.plain_at is not None and trial.steps == check.steps_tried(trial.steps)
+            for check in searches_on_text
+            for trial in trials[:1]
+        ),
         rates_searched=bool(searches_on_text),
         knobs_searched=any(rate_check.plain_at is not None for rate_check in searches_on_text),
         has_retrieval=bool(study.sequence_tasks),
@@ -285,6 +310,8 @@ def _size_of_study(limits: StudyLimits) -> str:
     """Write seeds, texts, tasks, sizes and steps of a study."""
     seeds_word = number_word(limits.num_seeds).capitalize()
     parts = [f"{seeds_word} {'seed' if limits.num_seeds == 1 else 'seeds'}"]
+    if limits.first_seed_chose:
+        parts[0] += " (settings were chosen with the first)"
     parts += ["one text"] if limits.has_text else []
     if limits.num_tasks:
         tasks_noun = "task" if limits.num_tasks == 1 else "tasks"
@@ -305,14 +332,17 @@ def _size_of_study(limits: StudyLimits) -> str:
 
 def _clause_on_longer_training(limits: StudyLimits) -> str:
     """Write how much the loss still falls, and which differences could turn by then."""
-    if limits.fall_per_doubling is None:
+    if limits.saved_bits is None:
         return "what longer training changes was not measured"
-    fall = f"{limits.fall_per_doubling:.2f} bits"
-    fall_clause = (
-        f"the last doubling of the steps saved {fall}"
-        if limits.doubling_is_measured
-        else f"by the training curves the last doubling of the steps saved about {fall}"
-    )
+    least, most = (f"{bits:.2f}" for bits in limits.saved_bits)
+    fall = f"{least} bits" if least == most else f"{least} to {most} bits"
+    if limits.doubling_is_measured:
+        fall_clause = f"the last doubling of the steps saved {fall}"
+    elif limits.num_steps is None:
+        fall_clause = f"in the last half of its steps each loss fell by {fall}"
+    else:
+        half = limits.num_steps // 2
+        fall_clause = f"from step {half:,} to {limits.num_steps:,} losses fell by {fall}"
     unknown_clause = "what a full training does is not known"
     moved_clause = clause_on_moved_leads(limits.taken_encoding, limits.moves_of_leads)
     if moved_clause:
@@ -381,24 +411,33 @@ def sentence_on_running_only_near(
 
 
 def sentence_on_servers(
-    encoding: str, servers_without: Sequence[str], best_served: Mapping[str, Gap]
+    encodings: Sequence[str],
+    servers_without: Sequence[str],
+    best_served: Mapping[str, Gap],
+    first_row: str,
 ) -> str:
-    """Write which servers have no decoder of an encoding, and the best rows that they all run.
+    """Write which servers have no decoder of encodings, and the best rows that they all run.
 
+    first_row: the first of all rows.
     best_served: differences from the first of all rows, by row: the best served row, then those
         that are tied with it; {} if they all run none.
     """
-    missing = f"No decoder with {encoding} is known in {join_names(servers_without)}"
+    names = " or ".join(encodings)
+    if len(encodings) > 2:
+        names = f"any of {list_up_to_six(encodings)}"
+    missing = f"No decoder with {names} is known in {join_names(servers_without)}"
     if not best_served:
         return f"{missing}."
     names = list_up_to_six(best_served)
     gaps_text = _gaps_in_words([*best_served.values()])
-    if len(best_served) == 1:
-        verdict = f"is best ({gaps_text})"
+    if first_row in best_served and len(best_served) == 1:
+        verdict = "is best, and first of all"
+    elif len(best_served) == 1:
+        verdict = f"is best ({gaps_text} behind {first_row})"
     elif all(gap.half_width == math.inf for gap in best_served.values()):
-        verdict = f"are not told apart ({gaps_text})"
+        verdict = f"are not told apart ({gaps_text} behind {first_row})"
     else:
-        verdict = f"are tied ({gaps_text})"
+        verdict = f"are tied ({gaps_text} behind {first_row})"
     return f"{missing}; of the rows that they run, {names} {verdict}."
 
 

@@ -87,9 +87,9 @@ def _sentence_on_breaking(judgement: Judgement, near_place: str) -> str:
         return f"{sentence}."
     signed_texts = [f"{name} {round(bits, 2) + 0.0:+.2f}" for name, bits in held.items()]
     if len(broken) == 1:
-        clause = f"{round(next(iter(held.values())), 2) + 0.0:+.2f}"
+        clause = f"it costs {round(next(iter(held.values())), 2) + 0.0:+.2f}"
     else:
-        clause = list_up_to_six(signed_texts)
+        clause = f"it costs {list_up_to_six(signed_texts)}"
     return f"{sentence}; in a window of {judgement.window_length:,} bytes {clause}."
 
 
@@ -258,32 +258,40 @@ def sentence_on_context(name: str, use: ContextUse) -> str:
 
     >>> use = ContextUse(64, 256, 128, 512, Gap(0.12, 0.02))
     >>> sentence_on_context("t5", use)
-    't5 uses more than 64 and at most 256 bytes of context: 512 save 0.12 ± 0.02 bits against 128.'
+    't5 uses more than 64 and at most 256 bytes of context, where more than 0.02 bits count; 512 \
+save 0.12 ± 0.02 against 128.'
     """
-    verb = "save" if use.saved.value >= 0 else "cost"
+    longest = f"{use.longest_length:,}"
     bits_in_words = with_interval(use.saved)[1:]  # without its sign, which the verb says
-    evidence = f"{use.longest_length:,} {verb} {bits_in_words} bits against {use.near_length:,}"
+    if abs(use.saved.value) <= use.saved.half_width:
+        signed_bits = with_interval(Gap(-use.saved.value, use.saved.half_width))
+        evidence = f"{longest} and {use.near_length:,} do not differ ({signed_bits})"
+    else:
+        verb = "save" if use.saved.value >= 0 else "cost"
+        evidence = f"{longest} {verb} {bits_in_words} against {use.near_length:,}"
     used_range = range_of_context(use)
     if not used_range:
         question = f"Whether {name} uses more than {use.near_length:,} bytes of context"
         return f"{question} is open: {evidence}."
-    return f"{name} uses {used_range} bytes of context: {evidence}."
+    # What is ahead on far bytes without using far context is ahead by its use of near context.
+    is_near = use.at_most is not None and use.at_most <= use.near_length
+    conclusion = ": what it leads by on far bytes comes from near context" if is_near else ""
+    return (
+        f"{name} uses {used_range} bytes of context, where more than {MARGIN:g} bits count; "
+        f"{evidence}{conclusion}."
+    )
 
 
 def sentence_on_lead(lead: LeadByContext) -> str:
-    """Write how large a lead is on bytes with little context and with much.
+    """Write how large a lead is on bytes with little context and with more.
 
-    >>> sentence_on_lead(LeadByContext("t5", "alibi", 128, 0.12, 0.2))
-    "t5's lead over alibi is +0.12 bits with under 32 bytes of context and +0.20 with 96 to 127."
+    >>> sentence_on_lead(LeadByContext("t5", "alibi", 32, (0.1, 0.14, 0.14, 0.12)))
+    "t5's lead over alibi is 0.10, 0.14, 0.14 and 0.12 bits by context in steps of 32 bytes."
     """
-    with_little, with_much = (
-        f"{round(bits, 2) + 0.0:+.2f}" for bits in (lead.bits_with_little, lead.bits_with_much)
-    )
-    little = lead.little_context
-    most = lead.train_length - 1
+    leads = join_names([f"{round(bits, 2) + 0.0:.2f}" for bits in lead.leads])
     return (
-        f"{lead.leader}'s lead over {lead.other} is {with_little} bits with under {little:,} bytes "
-        f"of context and {with_much} with {lead.train_length - little:,} to {most:,}."
+        f"{lead.leader}'s lead over {lead.other} is {leads} bits by context in steps of "
+        f"{lead.range_length:,} bytes."
     )
 
 

@@ -12,6 +12,7 @@ from posenc.compare.results import (
     LengthSummary,
     Study,
     TaskSummary,
+    TrainingPoint,
     TrialResult,
 )
 from posenc.tasks.registry import TASKS, TEXT
@@ -125,17 +126,35 @@ def estimate_bits_of_doubling_steps(results: Sequence[TrialResult]) -> dict[str,
     """
     falls: dict[str, list[float]] = {}
     for result in results:
-        curve = result.training
-        half_rate_step = HALF_RATE_FRACTION * result.config.steps
-        for point_before, point_after in pairwise(curve):
-            if point_before.step <= half_rate_step < point_after.step:
-                # Between two points: a straight line.
-                num_steps = point_after.step - point_before.step
-                fraction = (half_rate_step - point_before.step) / num_steps
-                rise = point_after.valid - point_before.valid
-                fall = point_before.valid + fraction * rise - curve[-1].valid
-                falls.setdefault(result.config.encoding, []).append(fall)
+        loss = _loss_at_step(result.training, HALF_RATE_FRACTION * result.config.steps)
+        if loss is not None:
+            fall = loss - result.training[-1].valid
+            falls.setdefault(result.config.encoding, []).append(fall)
     return {name: fmean(falls_of_trials) for name, falls_of_trials in falls.items()}
+
+
+def falls_since_half(results: Sequence[TrialResult]) -> dict[str, float]:
+    """Return how many bits the validation loss fell from half of the steps to their end, by
+    encoding, the mean over its trials. It is what the curve shows: part of the fall is the learning
+    rate's, which falls over these steps. An encoding is left out if its curve begins later."""
+    falls: dict[str, list[float]] = {}
+    for result in results:
+        loss_at_half = _loss_at_step(result.training, result.config.steps / 2)
+        if loss_at_half is not None:
+            fall = loss_at_half - result.training[-1].valid
+            falls.setdefault(result.config.encoding, []).append(fall)
+    return {name: fmean(falls_of_trials) for name, falls_of_trials in falls.items()}
+
+
+def _loss_at_step(curve: Sequence[TrainingPoint], step: float) -> float | None:
+    """Return the validation loss after a step inside a curve, on a straight line between the two
+    points around it; None if they are not there."""
+    for point_before, point_after in pairwise(curve):
+        if point_before.step <= step < point_after.step:
+            num_steps = point_after.step - point_before.step
+            fraction = (step - point_before.step) / num_steps
+            return point_before.valid + fraction * (point_after.valid - point_before.valid)
+    return None
 
 
 def bits_saved_by_doubling(study: Study) -> dict[str, float]:

@@ -10,7 +10,6 @@ from posenc.compare.judging.standing import MARGIN
 from posenc.compare.reports.leaderboard import published_losses_on_code
 from posenc.compare.results import RateCheck, Study
 from posenc.compare.rows import Row, plain_name, row_name, rows_by_name, rows_of
-from posenc.compare.trial.config import ENCODING_LR
 from posenc.report.report import join_names, list_up_to_six
 from posenc.tasks.registry import TEXT
 
@@ -96,31 +95,36 @@ def sentences_on_tuning(study: Study) -> Iterator[str]:
     """Yield the sentences of the limits on how encodings were tuned: short tunings at length that
     did not help, rates of tables, and settings that a search chose."""
     yield from _sentences_on_tunings(study)
-    yield from _sentences_on_table_rates(study)
-    yield from _sentences_on_choices(study)
+    checks_on_text = [check for check in study.rates if check.task == TEXT]
+    if any(check.plain_at is not None for check in checks_on_text):
+        yield from _sentences_on_table_rates(checks_on_text)
+        yield from _sentences_on_one_rate(checks_on_text)
+        yield from _sentences_on_settings(checks_on_text, study)
 
 
 def _sentences_on_tunings(study: Study) -> Iterator[str]:
     """Yield the sentence on encodings whose short tuning at length made their weights worse than
     they are in a window without it, near or far, by more than MARGIN; nothing otherwise."""
     by_name = rows_by_name(study)
-    unhelped_encodings = []
+    losses_near = {}
     for encoding in dict.fromkeys(row.encoding for row in rows_of(study)):
         tuned_rows = by_name.get(row_name(encoding, "tuned"))
         window_rows = by_name.get(row_name(encoding, "window"))
         if tuned_rows and window_rows and _is_worse(tuned_rows, window_rows):
-            unhelped_encodings.append(encoding)
-    if unhelped_encodings:
-        yield sentence_on_tunings_without_gain(unhelped_encodings)
+            lost_near = _mean_near(tuned_rows) - _mean_near(window_rows)
+            losses_near[encoding] = lost_near
+            trial = tuned_rows[0].trial
+    if losses_near:
+        yield sentence_on_tunings_without_gain(
+            losses_near, trial.tune_steps, max(trial.test_lengths)
+        )
 
 
 def _is_worse(tuned_rows: Sequence[Row], window_rows: Sequence[Row]) -> bool:
     """Return True if the mean loss over seeds of `tuned_rows` is higher by more than MARGIN than
     that of `window_rows`, at the training length or on far bytes."""
     longest_length = max(tuned_rows[0].trial.test_lengths)
-    near_losses = [
-        _mean_known(row.near.bits_per_byte for row in rows) for rows in (tuned_rows, window_rows)
-    ]
+    near_losses = [_mean_near(rows) for rows in (tuned_rows, window_rows)]
     far_losses = [
         _mean_known(
             row.far_by_length[longest_length].far
@@ -133,120 +137,161 @@ def _is_worse(tuned_rows: Sequence[Row], window_rows: Sequence[Row]) -> bool:
     return near_losses[0] > near_losses[1] + MARGIN or far_losses[0] > far_losses[1] + MARGIN
 
 
+def _mean_near(rows: Sequence[Row]) -> float:
+    """Return the mean loss of rows at the training length; nan if none is known."""
+    return _mean_known(row.near.bits_per_byte for row in rows)
+
+
 def _mean_known(losses: Iterable[float | None]) -> float:
     """Return the mean of the losses that are known; nan if none is."""
     known_losses = [bits for bits in losses if bits is not None]
     return fmean(known_losses) if known_losses else math.nan
 
 
-def sentence_on_tunings_without_gain(encodings: Sequence[str]) -> str:
+def sentence_on_tunings_without_gain(
+    losses_near: Mapping[str, float], num_steps: int, longest_length: int
+) -> str:
     """Write which encodings are worse after their short tuning at length than in a window without.
 
-    >>> sentence_on_tunings_without_gain(["rope"])
-    'Tuned at length rope is worse than in a window; a longer tuning was not run.'
+    losses_near: bits per byte by which the tuning raised the loss at the training length.
+
+    >>> sentence_on_tunings_without_gain({"rope": 0.045}, 100, 1024)
+    'The tuning of 100 steps at 1,024 bytes left rope worse than in a window, at the training \
+length by 0.04: that judges this recipe, not how far it can be extended.'
     """
-    verb = "is" if len(encodings) == 1 else "are"
+    costs = list_up_to_six([f"{bits:.2f}" for bits in losses_near.values()])
     return (
-        f"Tuned at length {list_up_to_six(encodings)} {verb} worse than in a window; a longer "
-        "tuning was not run."
+        f"The tuning of {num_steps:,} steps at {longest_length:,} bytes left "
+        f"{list_up_to_six(losses_near)} worse than in a window, at the training length by {costs}: "
+        "that judges this recipe, not how far it can be extended."
     )
 
 
-def _sentences_on_table_rates(study: Study) -> Iterator[str]:
-    """Yield the sentence on how much faster than the model the tables and scalars of encodings
-    learned, where a search chose a factor other than the default; nothing otherwise."""
-    checks_on_text = [check for check in study.rates if check.task == TEXT]
-    chosen_factors = {}
-    for check in checks_on_text:
+def _sentences_on_table_rates(checks: Sequence[RateCheck]) -> Iterator[str]:
+    """Yield how much faster than the model the tables and scalars of each encoding that has any
+    learned, and what the next best factor of the search reached at the same rate."""
+    clauses = []
+    for check in checks:
         best_try = check.best
-        if best_try is not None and best_try.encoding_lr != ENCODING_LR:
-            chosen_factors[check.encoding] = best_try.encoding_lr
-    if chosen_factors:
-        turned_pairs = pairs_turned_by_rates(checks_on_text)
-        chosen_texts = {
-            name_before_tuning(check)
-            for check in checks_on_text
-            if check.encoding in chosen_factors
-        }
-        of_chosen = [(a, b) for a, b in turned_pairs if a in chosen_texts]
-        yield sentence_on_table_rates(chosen_factors, of_chosen)
+        if best_try is None or best_try.bits is None:
+            continue
+        others = [
+            attempt
+            for attempt in check.tried
+            if attempt.bits is not None
+            and (attempt.encoding, attempt.lr) == (best_try.encoding, best_try.lr)
+            and attempt.encoding_lr != best_try.encoding_lr
+        ]
+        if others:  # only of an encoding with tables are other factors tried
+            second_try = min(others, key=lambda attempt: attempt.bits or math.inf)
+            behind = (second_try.bits or math.inf) - best_try.bits
+            clauses.append(
+                f"{name_before_tuning(check)}'s {best_try.encoding_lr:g} times "
+                f"({second_try.encoding_lr:g} times: {behind:+.2f} bits)"
+            )
+    if clauses:
+        yield f"Tables and slopes learn faster than the model: {list_up_to_six(clauses)}."
 
 
-def sentence_on_table_rates(
-    chosen: Mapping[str, float], turned: Sequence[tuple[str, str]] = ()
-) -> str:
-    """Write how much faster than the model the search let tables and scalars of encodings learn.
-
-    turned: pairs of encodings of which the second was ahead in the search with one rate for all.
-
-    >>> sentence_on_table_rates({"t5": 80})
-    'Tables learn faster than the model: t5 80 times.'
-    """
-    rates = join_names([f"{name} {factor:g} times" for name, factor in chosen.items()])
+def _sentences_on_one_rate(checks: Sequence[RateCheck]) -> Iterator[str]:
+    """Yield which encodings the search had ahead of one that is ahead after tuning alike, with the
+    usual settings and one rate for all parameters; nothing if the order is the same."""
     ahead_of: dict[str, list[str]] = {}
-    for behind, ahead in turned:
+    for behind, ahead in pairs_turned_by_rates(checks):
         ahead_of.setdefault(behind, []).append(ahead)
+    bits_of = {name_before_tuning(check): check.one_rate_bits for check in checks}
+    rates = {check.tried[check.plain_at].lr for check in checks if check.plain_at is not None}
+    rate_text = f" of {rates.pop():g}" if len(rates) == 1 else ""
     clauses = []
     for behind, ahead in ahead_of.items():
-        verb = "was" if len(ahead) == 1 else "were"
-        clauses.append(f"{list_up_to_six(ahead)} {verb} ahead of {behind}")
-    sentence = f"Tables learn faster than the model: {rates}."
+        known_bits = [bits for name in ahead if (bits := bits_of[name]) is not None]
+        least, most = f"{min(known_bits):.2f}", f"{max(known_bits):.2f}"
+        range_text = least if least == most else f"{least} to {most}"
+        clauses.append(
+            f"{behind} was behind {list_up_to_six(ahead)} ({bits_of[behind]:.2f} against "
+            f"{range_text} bits)"
+        )
     if clauses:
-        clause = join_names(clauses)
-        sentence += f" With one rate and the usual settings, {clause} (one seed)."
-    return sentence
+        yield (
+            f"With one rate{rate_text} for all parameters and the usual settings, "
+            f"{join_names(clauses)} in the search (one seed)."
+        )
 
 
-def _sentences_on_choices(study: Study) -> Iterator[str]:
+def _sentences_on_settings(checks: Sequence[RateCheck], study: Study) -> Iterator[str]:
     """Yield which encodings were not trained with their usual settings, as a search chose others,
-    and what these saved; and, where the choices are recorded ones, what longer trainings show."""
-    saved_by_settings = {}
-    for check in study.rates:
-        if check.task == TEXT:
-            saved_bits = bits_saved_by_setting(check)
-            if saved_bits is not None:
-                saved_by_settings[name_before_tuning(check)] = saved_bits
-    if saved_by_settings:
-        yield sentence_on_chosen_settings(saved_by_settings)
-    if study.rates_from:
-        yield _sentence_on_leaderboard(study)
+    what these saved, and which leads hang on that."""
+    saved_by_encoding = {}
+    leads_at_stake = []
+    near = judge(study).places.near
+    for check in checks:
+        saved_bits = bits_saved_by_setting(check)
+        if saved_bits is None:
+            continue
+        name = name_before_tuning(check)
+        saved_by_encoding[name] = saved_bits
+        if near is None or check.encoding not in near.order:
+            continue
+        beaten = [
+            other
+            for other in near.order
+            if (other, check.encoding) in near.worse_pairs
+            and near.mean(other) - near.mean(check.encoding) < saved_bits
+        ]
+        if beaten:
+            leads_at_stake.append(f"{name}'s lead over {list_up_to_six(beaten)}")
+    if saved_by_encoding:
+        yield sentence_on_chosen_settings(saved_by_encoding, leads_at_stake)
 
 
-def sentence_on_chosen_settings(saved_bits: Mapping[str, float]) -> str:
+def sentence_on_chosen_settings(
+    saved_bits: Mapping[str, float], leads_at_stake: Sequence[str]
+) -> str:
     """Write what settings that a search chose saved, by the encoding with its usual setting, which
-    was not trained in the study.
+    was not trained in the study. leads_at_stake: leads that are smaller than that, in words.
 
-    >>> sentence_on_chosen_settings({"rope": 0.069})
-    'Not run: the usual setting of rope; at the same rate the chosen saved 0.07 bits (one seed).'
+    >>> sentence_on_chosen_settings({"rope": 0.069}, ["rope's lead over nope"])
+    "Not run: the usual setting of rope; at the same rate the chosen saved 0.07 bits (one seed), \
+more than rope's lead over nope."
     """
     encodings = list_up_to_six(saved_bits)
     savings = join_names([f"{bits:.2f}" for bits in saved_bits.values()])
     noun = "setting" if len(saved_bits) == 1 else "settings"
+    stake = f", more than {join_names(leads_at_stake)}" if leads_at_stake else ""
     return (
         f"Not run: the usual {noun} of {encodings}; at the same rate the chosen saved {savings} "
-        "bits (one seed)."
+        f"bits (one seed){stake}."
     )
 
 
+def sentences_on_longer_trainings(study: Study) -> Iterator[str]:
+    """Yield what the leaderboard's longer trainings say of the order of a study with recorded
+    choices, whose steps are few; nothing of other studies."""
+    if study.rates_from:
+        yield _sentence_on_leaderboard(study)
+
+
 def _sentence_on_leaderboard(study: Study) -> str:
-    """Write where longer trainings stand, and by how much the encoding to take is ahead of the
-    others there, at the training length."""
+    """Write by how much the encoding to take is ahead in longer trainings, at the training length,
+    and which others are in another order there."""
     pointer = "Longer trainings: posenc leaderboard"
-    judgement = judge(study)
-    taken_encoding = judgement.places.encoding_of.get(judgement.taken or "", "")
-    published_losses = published_losses_on_code()
-    taken = plain_name(taken_encoding)
-    if taken not in published_losses.means:
+    places = judge(study).places
+    taken = plain_name(places.encoding_of.get(judge(study).taken or "", ""))
+    published = published_losses_on_code()
+    near_rows = places.near.order if places.near is not None else ()
+    order_here = list(dict.fromkeys(plain_name(name) for name in near_rows))
+    known = [name for name in order_here if name in published.means]
+    others = [name for name in known if name != taken]
+    if taken not in known or not others:
         return f"{pointer}."
-    leads = []
-    for encoding in dict.fromkeys(judgement.places.encoding_of.values()):
-        other = plain_name(encoding)
-        if other in published_losses.means and other != taken:
-            lead = published_losses.means[other] - published_losses.means[taken]
-            leads.append(f"{lead:+.2f} over {other}")
-    if not leads:
-        return f"{pointer}."
+    leads = [f"{published.means[name] - published.means[taken]:.2f} over {name}" for name in others]
+    turned = [
+        f"{behind} is ahead of {ahead}"
+        for ahead, behind in itertools.combinations(known, 2)
+        if published.means[behind] < published.means[ahead]
+    ]
+    turned_clause = f", and {join_names(turned)}" if turned else ""
     return (
-        f"{pointer}; after its {published_losses.steps:,} steps, with other settings, {taken}'s "
-        f"lead is {join_names(leads)} at {published_losses.train_length} bytes."
+        f"Do not carry these leads to longer trainings: after {published.steps:,} steps with the "
+        f"papers' settings (posenc leaderboard) {taken}'s are {join_names(leads)}{turned_clause}."
     )

@@ -114,12 +114,18 @@ def _tuning_row(check: RateCheck) -> list[Value]:
         len(check.tried),
         best.encoding or check.encoding,
         f"{best.lr:g}",
-        f"{best.encoding_lr:g}",
+        f"{best.encoding_lr:g}" if _has_tables(check) else None,
         Number(best.bits, format_spec=".3f"),
         plain_cell,
         one_rate_cell,
         ", ".join(check.edges) or "none",
     ]
+
+
+def _has_tables(check: RateCheck) -> bool:
+    """Return True if an encoding has tables or scalars with a rate of their own: only then a search
+    tries several factors of it."""
+    return len({attempt.encoding_lr for attempt in check.tried}) > 1
 
 
 def _rate_table(checks: Sequence[RateCheck]) -> Table:

@@ -17,7 +17,7 @@ from posenc.compare.judging.near_far import (
 )
 from posenc.compare.judging.sentences import range_of_context
 from posenc.compare.judging.standing import Standing, order_by_standings, ranks_without_a_task
-from posenc.compare.judging.summary import REACH_TOLERANCE, bits_saved_by_doubling
+from posenc.compare.judging.summary import REACH_TOLERANCE, falls_since_half
 from posenc.compare.judging.units import Units, units_of
 from posenc.compare.page import figures
 from posenc.compare.results import CaseSummary, Study, TaskSummary
@@ -25,7 +25,7 @@ from posenc.compare.rows import EqualTime, Row, at_equal_time, rows_by_name, row
 from posenc.compare.scores import FarScore
 from posenc.compare.trial.config import TrialConfig
 from posenc.report.report import Block, Cell, Heading, Number, Section, Table, Value
-from posenc.tasks.registry import TASKS
+from posenc.tasks.registry import TASKS, TEXT
 from posenc.tasks.scoring import LEAST_LEARNED_EXACT_MATCH
 
 HOW_TO_READ_TEXT = (
@@ -232,13 +232,13 @@ def _gap_from_first(standing: Standing, name: str) -> Number:
 
 def curve_table(study: Study) -> Table:
     """Return what can be read from the curves, a row for each encoding."""
-    saved_bits = bits_saved_by_doubling(study)
+    saved_bits = falls_since_half(study.of_task(TEXT).finished)
     units = units_of(study)
     most_rise = f"{REACH_TOLERANCE - 1:.0%}"
     header = [
         "encoding",
         Heading("reach", f"{units.length} up to which the loss rises by at most {most_rise}"),
-        Heading("a doubling of the steps saved", f"{units.bits}, estimated"),
+        Heading("fall in the last half", f"of the steps, {units.bits}, validation"),
     ]
     rows = []
     order = encodings_best_first(study)

@@ -203,21 +203,23 @@ def test_a_row_that_cannot_run_far_or_was_not_measured_uses_nothing_that_is_know
     [
         (
             ContextUse(64, 256, 128, 1024, Gap(0.12, 0.02)),
-            "t5 uses more than 64 and at most 256 bytes of context: 1,024 save 0.12 ± 0.02 bits "
-            "against 128.",
+            "t5 uses more than 64 and at most 256 bytes of context, where more than 0.02 bits "
+            "count; 1,024 save 0.12 ± 0.02 against 128.",
         ),
         (
             ContextUse(384, None, 128, 1024, Gap(0.12, 0.02)),
-            "t5 uses more than 384 bytes of context: 1,024 save 0.12 ± 0.02 bits against 128.",
+            "t5 uses more than 384 bytes of context, where more than 0.02 bits count; 1,024 save "
+            "0.12 ± 0.02 against 128.",
         ),
         (
             ContextUse(0, 128, 128, 1024, Gap(-0.011, 0.003)),
-            "t5 uses at most 128 bytes of context: 1,024 cost 0.011 ± 0.003 bits against 128.",
+            "t5 uses at most 128 bytes of context, where more than 0.02 bits count; 1,024 cost "
+            "0.011 ± 0.003 against 128: what it leads by on far bytes comes from near context.",
         ),
         (
             ContextUse(0, None, 128, 1024, Gap(0.04, 0.05)),
-            "Whether t5 uses more than 128 bytes of context is open: 1,024 save 0.04 ± 0.05 bits "
-            "against 128.",
+            "Whether t5 uses more than 128 bytes of context is open: 1,024 and 128 do not differ "
+            "(-0.04 ± 0.05).",
         ),
     ],
     ids=["range", "more", "less", "open"],
@@ -246,7 +248,7 @@ def test_the_answer_says_how_much_context_the_row_to_take_uses():
     given = study(*map(with_far, trials))
     text = answer(given)
     assert text.startswith("Use t5: ")
-    assert "t5 uses more than 128 and at most 512 bytes of context: 1,024 save 0." in text
+    assert "t5 uses more than 128 and at most 512 bytes of context, where" in text
     in_json = facts_of(conclude(given))["context"]["t5"]
     assert (in_json["more_than"], in_json["at_most"]) == (128, 512)
     assert f"{in_json['saved']:.3f} ± {in_json['half_over_windows']:.3f}" in text
@@ -288,11 +290,11 @@ def a_lead_that_is_larger_with_more_context(width=16):
 def test_a_lead_is_told_by_how_much_context_a_byte_has():
     t5, nope = a_lead_that_is_larger_with_more_context()
     lead = lead_by_context(study(*t5, *nope), "t5", "nope")
-    assert (lead.little_context, lead.train_length) == (32, 128)
-    assert lead.bits_with_little == pytest.approx(0.302 + 0.01 * np.arange(32).mean())
-    assert lead.bits_with_much == pytest.approx(0.302 + 0.01 * np.arange(96, 128).mean())
+    assert lead.range_length == 32
+    by_range = [0.302 + 0.01 * np.arange(start, start + 32).mean() for start in (0, 32, 64, 96)]
+    assert lead.leads == pytest.approx(by_range)
     sentence = (
-        "t5's lead over nope is +0.46 bits with under 32 bytes of context and +1.42 with 96 to 127."
+        "t5's lead over nope is 0.46, 0.78, 1.10 and 1.42 bits by context in steps of 32 bytes."
     )
     assert sentence_on_lead(lead) == sentence
     assert sentence in answer(study(*t5, *nope))
