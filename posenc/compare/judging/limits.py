@@ -428,7 +428,7 @@ def sentence_on_servers(
     missing = f"No decoder with {names} is known in {join_names(servers_without)}"
     if not best_served:
         return f"{missing}."
-    names = list_up_to_six(best_served)
+    served_names = list_up_to_six(best_served)
     gaps_text = _gaps_in_words([*best_served.values()])
     if first_row in best_served and len(best_served) == 1:
         verdict = "is best, and first of all"
@@ -438,7 +438,7 @@ def sentence_on_servers(
         verdict = f"are not told apart ({gaps_text} behind {first_row})"
     else:
         verdict = f"are tied ({gaps_text} behind {first_row})"
-    return f"{missing}; of the rows that they run, {names} {verdict}."
+    return f"{missing}; of the rows that they run, {served_names} {verdict}."
 
 
 def _gaps_in_words(gaps: Sequence[Gap]) -> str:
