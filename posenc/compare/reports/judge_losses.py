@@ -23,7 +23,7 @@ from posenc.compare.run_sizes import losses_of_size, report_of_ladder
 from posenc.compare.run_study import RUNS_FOLDER
 from posenc.files.atomic import prepare_page_and_figures
 from posenc.report.html_page import page_of
-from posenc.report.report import Facts, Report, Section, join_names
+from posenc.report.report import Facts, Report, Section, list_up_to_six
 from posenc.report.terminal import print_line, stderr_console
 
 
@@ -148,11 +148,11 @@ def _rows_of_task(table: LossTable, task: str | None) -> LossTable:
     chosen, or lacks the chosen one."""
     tasks = list(dict.fromkeys(row.task for row in table.rows))
     if task is not None and task not in tasks:
-        raise ValueError(f"--task: {table.name} has no {task!r}, but {join_names(tasks)}.")
+        raise ValueError(f"--task: {table.name} has no {task!r}, but {list_up_to_six(tasks)}.")
     if task is None and len(tasks) > 1:
         raise ValueError(
-            f"{table.name} has losses of {join_names(tasks)}, which are judged one by one: give "
-            f"--task {tasks[0]}, for example."
+            f"{table.name} has losses of {list_up_to_six(tasks)}, which are judged one by one: "
+            f"give --task {tasks[0]}, for example."
         )
     chosen_task = tasks[0] if task is None else task
     return table._replace(

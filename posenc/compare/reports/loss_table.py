@@ -51,6 +51,8 @@ OPTIONAL_COLUMNS = ("reading", "size", "steps", "seconds", "task", "position")
 COLUMNS = (*NEEDED_COLUMNS, *UNIT_OF_COLUMN, *OPTIONAL_COLUMNS)
 MAX_BITS = 100.0
 """Bits above which a number is no loss: a uniform guess among a million tokens has 20. Chosen."""
+MAX_TASK_LETTERS = 100
+"""Letters of a task at most, so that messages stay readable: chosen."""
 _WIDE_COLUMN = re.compile(rf"(?:({'|'.join(UNIT_OF_COLUMN)})[ _@])?(\d+)")
 """Name of a column with the losses at one length: `512`, or with its unit `bits_512`."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
@@ -232,7 +234,7 @@ def _known_names(name: str, header: Sequence[str], renamed: Mapping[str, str]) -
         if known in known_name_of.values() or header.count(own) > 1:
             raise ValueError(f"{name} has two columns {known!r}: keep one.")
         if known not in COLUMNS and not _WIDE_COLUMN.fullmatch(known):
-            raise ValueError(f"{name} has a column {own!r}{_what_to_do_with(own)}.")
+            raise ValueError(f"{name} has a column {_shown(own)}{_what_to_do_with(own)}.")
         known_name_of[own] = known
     missing = [known for known in ("encoding", "seed") if known not in known_name_of.values()]
     if missing:
@@ -248,7 +250,7 @@ def _what_to_do_with(own_name: str) -> str:
     (guess,) = get_close_matches(own_name.lower(), COLUMNS, n=1, cutoff=0.5) or ("loss",)
     return (
         f", which is none of {', '.join(COLUMNS)}, nor a length: remove it, or say which it is, "
-        f"such as --columns {guess}={own_name}"
+        f"such as --columns {guess}={own_name[:40]}"
     )
 
 
@@ -329,7 +331,7 @@ class _RowReader:
             size=self._size(),
             steps=self._optional_count("steps", 1),
             seconds=self._seconds(),
-            task=self._text("task") or "text",
+            task=self._task(),
             position=position,
         )
 
@@ -356,6 +358,12 @@ class _RowReader:
         if reading not in READINGS:
             raise self._error(f"reading must be {' or '.join(READINGS)}, got {_shown(reading)}")
         return reading
+
+    def _task(self) -> str:
+        task = self._text("task") or "text"
+        if len(task) > MAX_TASK_LETTERS:
+            raise self._error(f"task must have at most {MAX_TASK_LETTERS} letters")
+        return task
 
     def _count(self, column: str, minimum: int = 0) -> int:
         """Return the whole number of a cell, which must not be empty."""

@@ -266,17 +266,16 @@ def _tested(rows: Sequence[LossRow]) -> dict[str, _Tested]:
 def _check_what_trials_have(
     name: str, trials: _Trials, train_length: int, longest_length: int
 ) -> None:
-    """Raise ValueError unless the seeds of an encoding have losses of the same, and every encoding
-    has one at the training length; and unless all that are tested by position at the longest
-    length are so at the same positions.
+    """Raise ValueError unless the seeds of an encoding have losses of the same, in each reading one
+    at the training length; and unless all that are tested at the longest length have far losses, or
+    none has.
 
     trials: those that did not fail.
     """
-    first_tested: dict[str, tuple[int, dict[str, _Tested]]] = {}
-    positions_of: dict[str, frozenset[tuple[int, int]]] = {}
+    first_of: dict[str, tuple[int, dict[str, _Tested]]] = {}
     for (encoding, seed), rows in trials.items():
         tested = _tested(rows)
-        first_seed, tested_of_first = first_tested.setdefault(encoding, (seed, tested))
+        first_seed, tested_of_first = first_of.setdefault(encoding, (seed, tested))
         if tested != tested_of_first:
             raise ValueError(
                 f"{name}: {encoding} has other rows with seed {seed} than with seed {first_seed}: "
@@ -288,18 +287,32 @@ def _check_what_trials_have(
                     f"{name}: {encoding}, seed {seed}, has no loss as {reading} at the training "
                     f"length {train_length:,}."
                 )
-        for reading, of_reading in tested.items():
-            at_longest = frozenset(
-                pair for pair in of_reading.lengths_by_position if pair[0] == longest_length
-            )
-            if at_longest or longest_length in of_reading.lengths:
-                positions_of[f"{encoding}, reading {reading}"] = at_longest
-    if len(set(positions_of.values())) > 1:
-        names = [*positions_of]
-        other = next(each for each in names if positions_of[each] != positions_of[names[0]])
+    if longest_length > train_length:
+        tested_of_row = {
+            row_name(encoding, reading): tested
+            for encoding, (_, by_reading) in first_of.items()
+            for reading, tested in by_reading.items()
+        }
+        _check_far_losses(name, tested_of_row, longest_length, longest_length - train_length)
+
+
+def _check_far_losses(
+    name: str, tested_of_row: Mapping[str, _Tested], longest_length: int, first_position: int
+) -> None:
+    """Raise ValueError if only some rows that are tested at the longest length have losses from
+    the first position of far tokens on."""
+    with_far: list[str] = []
+    without_far: list[str] = []
+    for row, tested in tested_of_row.items():
+        lengths = {*tested.lengths, *(length for length, _ in tested.lengths_by_position)}
+        if (longest_length, first_position) in tested.lengths_by_position:
+            with_far.append(row)
+        elif longest_length in lengths:
+            without_far.append(row)
+    if with_far and without_far:
         raise ValueError(
-            f"{name}: {names[0]} and {other} have losses at different positions of length "
-            f"{longest_length:,}."
+            f"{name}: at length {longest_length:,}, {with_far[0]} has losses by position from "
+            f"{first_position:,} on, and {without_far[0]} has none from there."
         )
 
 
@@ -474,9 +487,10 @@ def _curve(
         and row.reading == "trained"
         and row.position is None
     }
-    if len(bits_of_step) < 2 or near.bits_per_byte is None:
+    if near.bits_per_byte is not None:
+        bits_of_step[config.steps] = near.bits_per_byte
+    if len(bits_of_step) < 2:
         return ()
-    bits_of_step[config.steps] = near.bits_per_byte
     return tuple(TrainingPoint(step, None, bits_of_step[step]) for step in sorted(bits_of_step))
 
 

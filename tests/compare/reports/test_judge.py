@@ -18,11 +18,13 @@ from posenc.compare.page.numbers import facts_of
 from posenc.compare.page.report import report_of
 from posenc.compare.reports.judge_losses import judge_file
 from posenc.compare.results import Study, with_labels
+from posenc.compare.rows import rows_of
 from posenc.report.chart import split_by_series
 from posenc.report.html_page import page_of
 from posenc.report.report import cell_text
 from tests.compare.reports.loss_tables import records_of, write_csv
 from tests.experiment import experiment
+from tests.texts import prose
 
 published_trials = experiment("published_trials")
 RESULTS = Path(__file__).parents[3] / "results"
@@ -56,30 +58,67 @@ def test_the_rows_of_the_board_give_the_boards_verdicts(name, tmp_path):
     assert answer_and_choices(judged).row_names == answer_and_choices(board).row_names
 
 
-def without_windows(study: Study) -> Study:
-    """The study without what a table cannot have: losses of single windows, what searches tried,
-    steps in turns."""
+def as_a_table_knows(study: Study) -> Study:
+    """The study without what a table cannot have: losses of single windows and with near context,
+    the text, what searches tried, steps in turns."""
     results = []
     for result in study.results:
-        by_length = tuple(replace(score, windows=()) for score in result.by_length)
+        by_length = without_windows(result.by_length)
         training = tuple(replace(point, train=None) for point in result.training)
-        results.append(replace(result, by_length=by_length, training=training))
-    return conclude(replace(study, results=tuple(results), rates=(), step_seconds={}))
+        readings = [
+            replace(each, by_length=without_windows(each.by_length), far=last_far(each.far))
+            for each in result.readings
+        ]
+        changed = replace(result, by_length=by_length, training=training, by_context=())
+        results.append(replace(changed, far=last_far(result.far), readings=tuple(readings)))
+    known = {"results": tuple(results), "rates": (), "step_seconds": {}, "corpus": None}
+    return conclude(replace(study, **known))
 
 
-def test_a_study_of_compare_is_judged_alike(tmp_path):
-    study = without_windows(with_labels(Study.read(RESULTS / "compare/study.json")))
-    judged = posenc.compare.judge(write_csv(tmp_path / "losses.csv", records_of(study)))
+def without_windows(scores):
+    return tuple(replace(score, windows=()) for score in scores)
+
+
+def last_far(scores):
+    """The far losses in the longest windows, without near context."""
+    return tuple(replace(s, far_near=None, windows=(), near_windows=()) for s in scores[-1:])
+
+
+def check_judged_alike(study: Study, path: Path) -> None:
+    judged = posenc.compare.judge(write_csv(path, records_of(study)))
+    study = as_a_table_knows(study)
     assert verdicts(judged) == verdicts(study)
     assert judged.recommendation == study.recommendation.replace("bytes", "tokens")
     assert answer_and_choices(judged)[1:] == answer_and_choices(study)[1:]
     tables, judged_tables = report_of(study).tables(), report_of(judged).tables()
-    for name in ("text", "curves", "seeds-at-128-bytes"):
+    train_length = study.trials[0].train_length
+    for name in ("text", "curves", f"seeds-at-{train_length}-bytes"):
         shown, judged_shown = (
             [[cell_text(cell).replace("cannot", "–") for cell in row] for row in each.rows]
             for each in (tables[name], judged_tables[name.replace("bytes", "tokens")])
         )
         assert [row[:6] for row in judged_shown] == [row[:6] for row in shown]
+
+
+def test_a_study_of_compare_is_judged_alike(tmp_path):
+    study = with_labels(Study.read(RESULTS / "compare/study.json"))
+    check_judged_alike(study, tmp_path / "losses.csv")
+
+
+@pytest.mark.slow
+def test_a_run_with_all_readings_is_judged_alike(tmp_path):
+    (tmp_path / "text.txt").write_bytes(prose(60_000))
+    sizes = {"train_length": 16, "test_lengths": [32, 64], "width": 16, "layers": 1, "heads": 2}
+    study = posenc.compare.run(
+        ["rope", "alibi", "nope"],
+        text=tmp_path / "text.txt",
+        out=tmp_path / "run",
+        **sizes,
+        **{"steps": 40, "batch": 4, "seeds": 2, "tune": False, "tune_steps": 2, "workers": 1},
+    )
+    names = {row.name for row in rows_of(study)}
+    assert {"rope", "rope in a window", "rope tuned", "alibi"} <= names
+    check_judged_alike(study, tmp_path / "losses.csv")
 
 
 LOSSES = {"rope": (3.30, 3.312), "alibi": (3.52, 3.507), "nope": (3.71, 3.722)}
@@ -257,3 +296,12 @@ def test_one_of_several_texts_is_judged():
     )
     with pytest.raises(ValueError, match="has no 'news', but code and novel"):
         posenc.compare.judge(table, task="news")
+
+
+def test_a_curve_ends_with_the_loss_of_the_last_step_also_by_position():
+    rows = [row | {"steps": steps} for row in table_of("bits") for steps in (100, 1000)]
+    for row in rows:
+        if row["steps"] == 1000:
+            row["position"] = 0
+    curve = posenc.compare.judge(rows).results[0].training
+    assert [(point.step, point.valid) for point in curve] == [(100, 3.3), (1000, 3.3)]

@@ -89,6 +89,15 @@ REFUSED = {
         "rope,1,16,3.1,1\nt5,0,8,3,1\nt5,1,8,3,1\n",
         "rope, seed 0, length 8, has more than one value of seconds: 1.0 and 2.0",
     ),
+    "far losses of one encoding only": (
+        GOOD.replace("loss\n", "loss,position\n")
+        .replace("1\n", "1,\n")
+        .replace("2\n", "2,\n")
+        .replace("3\n", "3,\n")
+        + "rope,0,512,3.3,384\nrope,1,512,3.3,384\nt5,0,512,3.3,0\nt5,1,512,3.3,0\n",
+        "at length 512, rope has losses by position from 384 on, and t5 has none from there",
+    ),
+    "a long task": ("encoding,seed,8,task\nrope,0,3," + 101 * "x", "at most 100 letters"),
     "two rows of one name": (
         "encoding,seed,8,reading\nrope,0,3.0,\nrope,1,3.1,\nrope,0,2.9,window\n"
         "rope,1,2.8,window\nrope in a window,0,2.7,\nrope in a window,1,2.6,\n",
