@@ -63,6 +63,7 @@ _DEBERTA = _MASKED | {
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("AutoModelForMaskedLM", _MASKED),
+    "mpnet": ("AutoModelForMaskedLM", _MASKED),
     "gpt2": (
         "AutoModelForCausalLM",
         _TOKENS | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": LENGTH},

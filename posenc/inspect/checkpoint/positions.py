@@ -166,12 +166,17 @@ def find_positions(checkpoint: Checkpoint) -> list[PositionSource]:
 
 
 def _tables_and_t5_biases(model: Any) -> Iterator[MeasuredTable | Bias]:
-    """Yield the tables of absolute positions and T5's of relative ones, in the order of modules."""
+    """Yield the tables of absolute positions, and T5's and MPNet's of relative ones, in the order
+    of modules."""
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in TABLE_NAMES and isinstance(module, nn.Embedding):
             yield _position_table(name, module, model)
-        if hasattr(module, "relative_attention_bias") and hasattr(module, "compute_bias"):
+        if not hasattr(module, "relative_attention_bias"):
+            continue
+        if hasattr(module, "compute_bias"):
             yield from _t5_biases(name, module)
+        elif hasattr(module, "compute_position_bias"):
+            yield _mpnet_bias(name, module)
 
 
 def _fixed_rotations(model: Any) -> Iterator[Rotation]:
@@ -376,6 +381,20 @@ def _t5_biases(name: str, attention: Any) -> list[Bias]:
         f"{'past only' if attention.is_decoder else 'both ways'}"
     )
     return [Bias(name, settings_in_words, distances, values.tolist())]
+
+
+def _mpnet_bias(name: str, encoder: Any) -> Bias:
+    """Return MPNet's bias by distance, which all layers share: T5's buckets in both directions.
+
+    name: the path of the encoder in the model. encoder: that module.
+    """
+    table = encoder.relative_attention_bias.weight
+    hidden_states = table.new_zeros(1, SHOWN_DISTANCE + 1, 1)  # only its length is read
+    bias_matrix = encoder.compute_position_bias(hidden_states)[0]
+    distances = list(range(-SHOWN_DISTANCE, SHOWN_DISTANCE + 1))
+    values = torch.stack([bias_matrix.diagonal(-d, -2, -1)[..., 0] for d in distances], dim=-1)
+    settings_in_words = f"{len(table)} buckets, both ways, for all layers"
+    return Bias(f"{name}.relative_attention_bias", settings_in_words, distances, values.tolist())
 
 
 def alibi_by_distance(model: Any, length: int) -> Tensor | None:

@@ -216,11 +216,15 @@ def answer_in_words(sources: Sequence[PositionSource], max_positions: int | None
             "posenc finds nothing that gives this model positions; an exchange of words "
             f"shows whether order matters to it.{limit_in_words}"
         )
-    return " ".join(dict.fromkeys(_limit_of_part(position_source) for position_source in sources))
+    has_table = any(isinstance(position_source, MeasuredTable) for position_source in sources)
+    return " ".join(dict.fromkeys(_limit_of_part(source, has_table) for source in sources))
 
 
-def _limit_of_part(position_source: PositionSource) -> str:
-    """Return a sentence that says up to which length one source of the model's positions works."""
+def _limit_of_part(position_source: PositionSource, has_table: bool) -> str:
+    """Return a sentence that says up to which length one source of the model's positions works.
+
+    has_table: one of the sources is a table of absolute positions, which ends.
+    """
     match position_source:
         case Rotation():
             return f"{_limit_of_rotation(position_source)} {position_source.differs}".rstrip()
@@ -231,6 +235,8 @@ def _limit_of_part(position_source: PositionSource) -> str:
                 f"It knows {num_rows:,} positions, the rows of {where}: "
                 f"at token {num_rows + 1:,} it has no row and cannot read on."
             )
+        case Bias() | Disentangled() if has_table:
+            return "Its scores also depend on the distance, which has no limit."
         case Bias():
             return (
                 "Its positions are a bias on the scores that has a value at any distance, so that "

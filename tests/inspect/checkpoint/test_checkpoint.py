@@ -28,7 +28,7 @@ from posenc.inspect.checkpoint.reading import (
     tokenize_sentence,
 )
 from posenc.inspect.checkpoint.report import report_of, verdicts_in_words
-from posenc.inspect.checkpoint.sentences import judge, judge_swap
+from posenc.inspect.checkpoint.sentences import answer_in_words, judge, judge_swap
 from posenc.inspect.checkpoint.swap import Swap, exchanged_order, without_positions
 from posenc.report.drawing import to_svg
 from posenc.report.html_page import Page, page_of
@@ -357,6 +357,21 @@ def test_the_own_bias_of_t5_bloom_and_mpt(folders, sheets):
         (alibi,) = sheets[family].position_sources
         assert alibi.slopes == pytest.approx(list(ALiBi(4).slopes))
         assert alibi.values[0][8] == pytest.approx(-8 * alibi.slopes[0])
+
+
+def test_mpnets_bias_beside_its_table(folders, sheets):
+    table, bias = sheets["mpnet"].position_sources
+    assert isinstance(table, MeasuredTable) and isinstance(bias, Bias)
+    encoder = load_checkpoint(folders["mpnet"]).model.mpnet.encoder
+    own = T5Bias(4, bidirectional=True)
+    own.weight.data.copy_(encoder.relative_attention_bias.weight.detach())
+    want = own.bias(torch.tensor(bias.distances))
+    torch.testing.assert_close(torch.tensor(bias.values), want.detach(), rtol=0, atol=0)
+    sheet = sheets["mpnet"]
+    assert bias.where == "mpnet.encoder.relative_attention_bias"
+    answer = answer_in_words(sheet.position_sources, sheet.max_positions)
+    assert "no length breaks it" not in answer and "scores also depend on the distance" in answer
+    assert max(sheet.swap.without.all_by_layer) < 1e-5
 
 
 def test_the_rotation_that_gptj_keeps_in_a_table(folders, sheets):
