@@ -18,6 +18,7 @@ import pytest
 import posenc
 from posenc import registry
 from posenc.command_line import main as cli
+from posenc.command_line.jobs import JOBS
 from posenc.command_line.options import PANELS
 from posenc.compare import run_study as compare
 from posenc.compare.engines import run_trials
@@ -356,10 +357,24 @@ def test_unknown_command_is_one_line_and_code_2(call):
     assert "No such command 'compar'. Did you mean 'compare'?" in complains(call("compar"))
 
 
-def test_posenc_alone_prints_its_help(call):
+def test_posenc_alone_shows_each_job_with_an_example(call):
     code, out, err = call()
     assert (code, err) == (0, "")
-    assert all(name in out for name in cli.COMMANDS)
+    assert len(JOBS) == 5
+    assert all(f"  {job.verb} " in out and f" {job.example}\n" in out for job in JOBS)
+    assert out.rstrip().endswith("`posenc --help` all commands.")
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.verb)
+def test_the_example_of_a_job_is_a_command_with_options_that_exist(job):
+    program, *words = job.example.split()
+    assert program == "posenc"
+    command = cli.app(words)
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert not hasattr(command, "commands")
+    assert {word for word in words if word.startswith("--")} <= known
 
 
 def test_version(call):

@@ -19,6 +19,7 @@ from rich.markup import escape
 
 from posenc import __version__
 from posenc.command_line.errors import RunFailed, Stopped, describe_os_error, disk_is_full
+from posenc.command_line.jobs import jobs_in_words
 from posenc.command_line.options import PANELS, option
 from posenc.lazy import EXTRA_BY_PACKAGE, install_hint
 from posenc.machine import fingerprint
@@ -63,7 +64,7 @@ def app(arguments: Sequence[str] = ()) -> Any:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},
     )
-    application.callback(invoke_without_command=True)(_print_version_or_help)
+    application.callback(invoke_without_command=True)(_print_version_or_jobs)
     for name in command_names:
         module_name, _, attribute_name = COMMANDS[name].partition(":")
         function_or_group = getattr(importlib.import_module(module_name), attribute_name)
@@ -192,7 +193,7 @@ def _report_missing_package(error: ModuleNotFoundError, arguments: Sequence[str]
     return _write_error(hint_to_install or f"{error}", 2 if hint_to_install else 1, error)
 
 
-def _print_version_or_help(
+def _print_version_or_jobs(
     context: typer.Context,
     version: Annotated[
         bool, option("Print the version and exit.", "--version", is_eager=True, metavar="")
@@ -214,7 +215,7 @@ def _print_version_or_help(
         )
         raise typer.Exit
     if context.invoked_subcommand is None:
-        sys.stdout.write(context.get_help())  # empty if rich has printed it
+        print(jobs_in_words())
 
 
 def _command_path(arguments: Sequence[str]) -> str:

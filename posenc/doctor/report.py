@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from posenc.doctor.misreadings import Case
 from posenc.doctor.rule import COMMAND_INDENT, SEVERITIES, Finding, Rule
-from posenc.report.report import Block, Code, Items, Labelled, Report, Section, Table
+from posenc.report.report import (
+    Block,
+    Code,
+    Items,
+    Labelled,
+    Report,
+    Section,
+    Table,
+    section_of_next_steps,
+)
 from posenc.runtimes.ask import RuntimeAnswer
 from posenc.runtimes.computed_positions import ComputedPositions, LayerRotation
 from posenc.runtimes.known import RUNTIMES
@@ -78,14 +87,15 @@ def report_of(judgement: Judgement) -> Report:
     if judgement.silenced:
         blocks.append(f"ignored, as --ignore asks: {_counts_by_rule(judgement.silenced)}")
     blocks += [_block_of_finding(finding) for finding in judgement.counted]
+    sections = [Section("", blocks)]
     steps = _next_steps(judgement)
     if steps:
-        blocks.append(Labelled("next", steps))
+        sections.append(section_of_next_steps(steps))
     return Report(
         title="What runtimes compute from a file",
         headline=_verdict(judgement),
         facts=facts_of(judgement),
-        sections=[Section("", blocks)],
+        sections=sections,
         cautions=[*judgement.notes, *_lines_about_wrong_records(case)],
     )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from posenc.command_line.errors import RunFailed
 from posenc.command_line.progress import replace_status_line
 from posenc.encodings import create
+from posenc.inspect.next_steps import section_on_training
 from posenc.report.report import Block, Report, Section, Table
 from posenc.report.terminal import print_line, stderr_console
 from posenc.testing import (
@@ -78,11 +79,15 @@ def report_of(outcomes: Sequence[ContractOutcome]) -> Report:
         encoding_facts.append(
             {"encoding": outcome.name, "checks": facts_by_check, "note": outcome.note}
         )
+    sections = [Section(outcome.name, [*_blocks(outcome)]) for outcome in outcomes]
+    passing = [outcome.name for outcome in outcomes if not outcome.failed_verdicts]
+    if passing:
+        sections.append(section_on_training(passing))
     return Report(
         "The contract",
         " ".join(map(_answer, outcomes)),
         {"encodings": encoding_facts},
-        [Section(outcome.name, [*_blocks(outcome)]) for outcome in outcomes],
+        sections,
     )
 
 

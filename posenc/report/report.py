@@ -233,6 +233,12 @@ class Report:
         return named_tables(block for section in self.sections for block in section.blocks)
 
 
+def section_of_next_steps(steps: Sequence[str | Code]) -> Section:
+    """Return the section with which a report ends: what the user may do next, in sentences and
+    commands."""
+    return Section("", [Labelled("next", steps)])
+
+
 def cell_text(value: Value) -> str:
     """Return a value as the terminal and the page show it: None -> "–", 1200 -> "1,200"."""
     if value is None:

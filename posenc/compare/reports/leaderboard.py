@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from posenc.files.opening import read_file_text
 from posenc.files.sealed_json import unseal
-from posenc.report.report import Number, Report, Section, Table
+from posenc.report.report import Code, Number, Report, Section, Table, section_of_next_steps
 from posenc.report.terminal import print_report
 
 PUBLISHED_FOLDER = Path("results/leaderboard")
@@ -21,6 +21,7 @@ EXPLANATION = (
     "encoding is significantly better than one of tier 1. Without brackets: not decided. For "
     "programs: posenc leaderboard --json"
 )
+NEXT_STEPS = ("Measure on your own text:", Code("posenc compare rope alibi t5 --text book.txt"))
 
 
 def show_published(as_json: bool) -> None:
@@ -72,7 +73,7 @@ def report_of(board: dict[str, Any]) -> Report:
         "Published leaderboard",
         board["answer"],
         board,
-        [*sections, Section("", [EXPLANATION])],
+        [*sections, Section("", [EXPLANATION]), section_of_next_steps(NEXT_STEPS)],
     )
 
 

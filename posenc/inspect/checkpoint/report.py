@@ -22,7 +22,17 @@ from posenc.inspect.checkpoint.sentences import (
 )
 from posenc.inspect.checkpoint.swap import Swap, SwapEffect
 from posenc.inspect.encoding.report import ranges_in_words
-from posenc.report.report import Block, Code, Facts, Items, Number, Report, Section, Table
+from posenc.report.report import (
+    Block,
+    Code,
+    Facts,
+    Items,
+    Number,
+    Report,
+    Section,
+    Table,
+    section_of_next_steps,
+)
 
 _ORIGINS = {
     "user": "",
@@ -49,7 +59,15 @@ def report_of(
         f"What position does in {sheet.folder.resolve().name}",
         " ".join(answers),
         _facts(judgement),
-        [*_sections(judgement, command, layers, has_figures)],
+        [
+            *_sections(judgement, command, layers, has_figures),
+            section_of_next_steps(
+                [
+                    "What runtimes compute from its config:",
+                    Code(shlex.join(["posenc", "doctor", str(sheet.folder)])),
+                ]
+            ),
+        ],
         f"{structure.model_type}, {structure.layers} layers of {structure.heads} heads. Everything "
         "here is measured.",
     )

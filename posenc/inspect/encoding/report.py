@@ -15,6 +15,7 @@ from posenc.inspect.encoding.sentences import (
     limits_in_words,
     near_and_far_in_words,
 )
+from posenc.inspect.next_steps import section_on_training
 from posenc.report.report import Cell, Code, Heading, Report, Section, Table
 
 MAX_OWN_SECTIONS = 3
@@ -102,6 +103,7 @@ def report_of(
         tables = [*property_tables(group, encoding_name)]
         sections.append(Section(_title(encoding_name, "All that was measured"), tables))
     sections.append(Section("How to repeat it", [Code(command)], is_detail=True))
+    sections.append(section_on_training([sheet.name for sheet in sheets]))
     return Report(
         f"What position does: {names}" if are_few else "What position does",
         headline,
