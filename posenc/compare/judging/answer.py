@@ -53,10 +53,12 @@ def conclude(study: Study) -> Study:
     )
     labelled_study = replace(labelled_study, summary=study.summary)
     units = units_of(study)
-    limits = units.write(limits_in_words(labelled_study))
+    names = labelled_study.encodings
+    limits = units.write(limits_in_words(labelled_study), names)
     loss_unit = units.bits if study.table is None else study.table.loss_unit
     limits = f"{limits} {sentence_on_units(loss_unit)}".rstrip()
-    return replace(study, recommendation=units.write(answer(labelled_study)), limits=limits)
+    recommendation = units.write(answer(labelled_study), names)
+    return replace(study, recommendation=recommendation, limits=limits)
 
 
 def answer(study: Study) -> str:

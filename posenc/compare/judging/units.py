@@ -2,6 +2,7 @@
 those of a text of tokens."""
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from posenc.compare.results import Study
@@ -17,13 +18,23 @@ class Units(NamedTuple):
     length: str = "bytes"
     loss: str = "byte"
 
-    def write(self, sentence: str) -> str:
+    def write(self, sentence: str, names: Iterable[str] = ()) -> str:
         """Return a sentence about bytes as one about these units. Losses of tokens stay in bits per
         byte where the bytes of tokens are known.
 
+        names: of encodings, which stay as they are.
+
         >>> Units("tokens", "byte").write("2.10 bits per byte on the last 64 bytes")
         '2.10 bits per byte on the last 64 tokens'
+        >>> Units("tokens", "token").write("Use my bytes: 2.10 bits at 64 bytes.", ["my bytes"])
+        'Use my bytes: 2.10 bits at 64 tokens.'
         """
+        kept_names = [re.escape(name) for name in names if _BYTES_PATTERN.search(name)]
+        if kept_names:
+            between_and_names = re.split(rf"(?<!\w)({'|'.join(kept_names)})(?!\w)", sentence)
+            # Every second piece is a name.
+            between_and_names[::2] = [self.write(piece) for piece in between_and_names[::2]]
+            return "".join(between_and_names)
         if self.length == "tokens":
             sentence = _BYTES_PATTERN.sub(
                 lambda match: f"{'T' if match[1] == 'B' else 't'}oken{match[2]}", sentence

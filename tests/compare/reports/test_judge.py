@@ -305,3 +305,12 @@ def test_a_curve_ends_with_the_loss_of_the_last_step_also_by_position():
             row["position"] = 0
     curve = posenc.compare.judge(rows).results[0].training
     assert [(point.step, point.valid) for point in curve] == [(100, 3.3), (1000, 3.3)]
+
+
+def test_the_name_of_an_encoding_stays_where_bytes_become_tokens():
+    table = [
+        row | {"encoding": row["encoding"].replace("rope", "my bytes")} for row in table_of("bits")
+    ]
+    judged = posenc.compare.judge(table)
+    assert judged.recommendation.startswith("my bytes leads after this training: 3.31 bits")
+    assert " at 512 tokens." in judged.recommendation

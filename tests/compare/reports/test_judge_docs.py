@@ -217,3 +217,10 @@ def test_the_table_that_it_shows_is_judged(tmp_path):
         study.recommendation.startswith("Take alibi")
         and "on the last 1,024 of 4,096" in study.recommendation
     )
+
+
+def test_the_example_in_python_runs(capsys):
+    code = block("python")
+    exec(compile(code, "docs/judge.md", "exec"), {})
+    shown = code.rpartition("# ")[2].removesuffix(" ...\n")
+    assert capsys.readouterr().out.startswith(shown)
