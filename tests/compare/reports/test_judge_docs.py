@@ -7,7 +7,9 @@ import os
 import re
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import posenc
+from posenc.compare.judging.near_far import standings
+from posenc.compare.page.numbers import csv_text
+from posenc.compare.results import TrialResult
+from tests.compare.judging.test_summary import TRIAL, seeds, study
 from tests.hf_models import COMMON
 
 transformers = pytest.importorskip("transformers")
@@ -224,3 +230,25 @@ def test_the_example_in_python_runs(capsys):
     exec(compile(code, "docs/judge.md", "exec"), {})
     shown = code.rpartition("# ")[2].removesuffix(" ...\n")
     assert capsys.readouterr().out.startswith(shown)
+
+
+def test_the_rows_of_a_run_are_judged_as_compare_judges_them(tmp_path, monkeypatch):
+    run = study(
+        *seeds("t5", (2.0, 2.1, 2.2)),
+        *seeds("rope", (2.1, 3.0, 4.0), readings={"window": (2.1, 2.15, 2.25)}),
+        *seeds("alibi", (2.3, None, None)),
+        *seeds("nope", (2.5, 2.6, 2.7))[:2],
+        TrialResult(replace(TRIAL, encoding="nope", seed=2), reason="loss became nan"),
+    )
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    (tmp_path / "runs/mine/results.csv").write_text(csv_text(run), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    exec(compile(block("python rows=compare"), "docs/judge.md", "exec"), scope)
+    judged = posenc.compare.judge(scope["table"])
+    assert [[*map(s.verdict, s.order)] for s in standings(judged)] == [
+        [*map(s.verdict, s.order)] for s in standings(run)
+    ]
+    assert [s.order for s in standings(judged)] == [s.order for s in standings(run)]
+    assert standings(judged)[1].order == ("t5", "rope in a window")
+    assert judged.recommendation.startswith("Failed trials: nope 1 of 3; not judged. ")
