@@ -115,6 +115,7 @@ kernels: .venv/.installed-all
 
 readme: .venv/.installed
 	$(BIN)/python docs/scripts/update_readme.py
+	$(BIN)/python docs/scripts/update_public.py
 	$(BIN)/python docs/scripts/update_leaderboard.py
 	$(BIN)/python docs/scripts/update_numbers.py
 	$(BIN)/python docs/scripts/update_findings.py

@@ -10,6 +10,7 @@ import typer
 
 from posenc.command_line.options import option
 from posenc.report.escaping import show_hidden_characters
+from posenc.report.report import SCHEMA
 
 if TYPE_CHECKING:
     from posenc.encodings.registry import Entry
@@ -48,7 +49,7 @@ def list_encodings(
     ] = None,
     as_json: Annotated[
         bool,
-        option("Print a list of objects in JSON.", "--json", panel="Output"),
+        option("Print an object in JSON, with one for each encoding.", "--json", panel="Output"),
     ] = False,
     markdown: Annotated[
         bool,
@@ -68,7 +69,8 @@ def list_encodings(
     for line in error_lines if names else (*lines_on_unusable_names(), *error_lines):
         sys.stderr.write(f"posenc: {show_hidden_characters(line)}\n")
     if as_json:
-        print(show_hidden_characters(json.dumps(rows, indent=1, ensure_ascii=False)))
+        content = {"schema": SCHEMA, "encodings": rows}
+        print(show_hidden_characters(json.dumps(content, indent=1, ensure_ascii=False)))
     elif markdown:
         print(_markdown_table(rows))
     else:

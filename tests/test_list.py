@@ -10,8 +10,9 @@ from posenc.list import STORED_ROWS_FILE, build_rows
 
 def test_list_json_is_alone_on_stdout_and_has_every_encoding(call):
     code, out, err = call("list", "--json")
-    rows = json.loads(out)
-    assert (code, err) == (0, "")
+    answer = json.loads(out)
+    rows = answer["encodings"]
+    assert (code, err, answer["schema"]) == (0, "", 1)
     assert [row["name"] for row in rows] == list(registry.names())
     needed = {"name", "places", "shift_invariant", "causal_only", "cache_safe", "source", "checked"}
     assert all(needed <= set(row) for row in rows)

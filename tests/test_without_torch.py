@@ -63,7 +63,8 @@ def test_the_list_comes_from_a_table():
     done = posenc("list", "--json")
     assert done.returncode == 0
     assert done.stderr == ""
-    assert json.loads(done.stdout) == json.loads((ROOT / "posenc/list.json").read_text("utf-8"))
+    rows = json.loads((ROOT / "posenc/list.json").read_text("utf-8"))
+    assert json.loads(done.stdout)["encodings"] == rows
     assert posenc("list", "rope").returncode == 2
 
 

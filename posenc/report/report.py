@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from posenc.report.chart import Chart
 
 
+SCHEMA = 1
+"""Version of what `--json` prints, its key "schema": one more whenever a key goes or changes its
+meaning. A new key changes nothing."""
 LONG_TEXT_LENGTH = 24
 """A cell with more letters gets a wider column on the page, so that it is not tall and narrow."""
 
@@ -288,12 +291,13 @@ def named_tables(blocks: Iterable[Block]) -> dict[str, Table]:
 
 
 def as_json(report: Report) -> str:
-    """Return the facts as JSON, and with them "tables": each named table as a list of rows.
+    """Return the facts as JSON, and with them "schema", the number SCHEMA, and "tables": each named
+    table as a list of rows.
 
     A number that is not finite is null, for which JSON has no other word.
     """
     tables = {name: records_of(table) for name, table in report.tables().items()}
-    content = json_value({**report.facts, "tables": tables})
+    content = json_value({"schema": SCHEMA, **report.facts, "tables": tables})
     return show_hidden_characters(
         json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     )

@@ -35,7 +35,7 @@ def test_every_case_runs_at_tiny_sizes_and_makes_a_page(groups, tmp_path, call):
     options = ("--only", groups, "--threads", 1, "--json", "--out", path)
     code, said, _ = call("bench", *TINY, *options)
     found = json.loads(path.read_text(encoding="utf-8"))
-    assert code == 0 and json.loads(said) == {**found, "tables": {}}
+    assert code == 0 and json.loads(said) == {**found, "schema": 1, "tables": {}}
     assert {"date", "device", "torch", "transformers"} <= set(found["machine"])
     for case in select_cases(tuple(groups.split(",")), (16,), 2, 2, 8):
         if case.dtype == "bfloat16" and case.group == "training":

@@ -89,7 +89,7 @@ def test_json_has_the_record_the_rules_and_six_runtimes(call, file):
     code, out, _ = call(file(config("30_")), "--json")
     answer = json.loads(out)
     assert code == 1
-    assert set(answer) == {"record", "rules", "ignored", "runtimes", "tables"}
+    assert set(answer) == {"record", "rules", "ignored", "runtimes", "schema", "tables"}
     assert [row["runtime"] for row in answer["tables"]["runtimes"]] == list(RUNTIMES)
     assert set(answer["runtimes"]) == set(RUNTIMES)
     for runtime in answer["runtimes"].values():
@@ -153,7 +153,7 @@ def test_explain(call):
 def test_json_of_an_explanation(call):
     code, out, _ = call("--explain", "pd017", "--json")
     answer = json.loads(out)
-    assert code == 0 and set(answer) == {"code", "title", "text", "tables"}
+    assert code == 0 and set(answer) == {"code", "title", "text", "schema", "tables"}
     assert answer["code"] == "PD017"
     assert answer["text"].startswith(f"# PD017: {answer['title']}\n")
 
@@ -162,13 +162,13 @@ def test_json_of_overrides_and_of_positions(call, file):
     path, batch = file(config("11_")), file({"position_ids": [[0, 2]]}, "batch.json")
     plain = call(path, "--overrides", "vllm")[1]
     answer = json.loads(call(path, "--overrides", "vllm", "--json")[1])
-    assert answer == {"server": "vllm", "options": plain.rstrip("\n"), "tables": {}}
+    assert answer == {"server": "vllm", "options": plain.rstrip("\n"), "schema": 1, "tables": {}}
     code, out, _ = call(path, "--positions", batch, "--json")
     answer = json.loads(out)
     assert code == 1 and answer["same"] is False and len(answer["differences"]) == 1
     batch = file({"position_ids": [[0, 1]]}, "batch.json")
     code, out, _ = call(path, "--positions", batch, "--json")
-    answer = {"same": True, "differences": [], "notes": [], "tables": {}}
+    answer = {"same": True, "differences": [], "notes": [], "schema": 1, "tables": {}}
     assert (code, json.loads(out)) == (0, answer)
 
 
@@ -183,7 +183,7 @@ def test_json_of_what_was_written(call, file, tmp_path):
     for name, command in commands.items():
         out = tmp_path / name
         answer = json.loads(call(*command, "--out", out, "--json")[1])
-        assert set(answer) == {"written", "said", "tables"} and out.exists()
+        assert set(answer) == {"written", "said", "schema", "tables"} and out.exists()
         assert answer["written"] == str(out) and name in answer["said"]
 
 
