@@ -10,6 +10,7 @@ import posenc
 from posenc.hf.model_rotation import rotary_frequencies
 from tests.hf.attachment.models import INTERLEAVED, build
 from tests.hf.attachment.test_deepseek_v4 import model as deepseek_v4  # noqa: F401 - a fixture
+from tests.hf_models import transformers
 
 VENDORS = json.loads(
     (Path(__file__).parents[1] / "runtimes/known/vendors.json").read_text(encoding="utf-8")
@@ -40,6 +41,19 @@ def test_the_models_own_rotation(family):
     else:
         with pytest.raises(ValueError, match="kind must be one of all, got 'sliding'"):
             posenc.RoPE.from_config(model.config, "sliding")
+
+
+@pytest.mark.parametrize("family", ["modernbert", "eurobert", "nomic_bert", "jina_embeddings_v3"])
+def test_the_rotation_of_encoders_for_embeddings(family):
+    """By the config as published, without a size of the heads or the base."""
+    if family not in transformers.models.auto.CONFIG_MAPPING:
+        pytest.skip(f"this transformers has no {family}")
+    sizes = {"vocab_size": 99, "hidden_size": 32, "num_attention_heads": 4, "pad_token_id": 0}
+    config = transformers.AutoConfig.for_model(family, **sizes, num_hidden_layers=4)
+    running = rotary_frequencies(transformers.AutoModel.from_config(config))
+    assert len(running) == (2 if family == "modernbert" else 1)
+    for kind, (inv_freq, scale) in running.items():
+        assert_computes(posenc.RoPE.from_config(config, kind), inv_freq, scale)
 
 
 def test_deepseek_v4_rotates_the_last_channels(deepseek_v4):  # noqa: F811
