@@ -1,15 +1,22 @@
 """Refuse a comparison that the machine cannot run, and say what one will do."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from posenc.command_line.progress import readable_duration
+from posenc.compare.defaults import TUNE_BATCH
 from posenc.compare.plan.encodings import build_encoding
+from posenc.compare.plan.sizes import count_parameters
 from posenc.compare.results import Study
-from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.evaluate import why_case_impossible, why_length_impossible
+from posenc.compare.trial.config import CAUSAL, TrialConfig
+from posenc.compare.trial.evaluate import (
+    TOKENS_AT_ONCE,
+    why_case_impossible,
+    why_length_impossible,
+)
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.task_of_trial import (
     max_row_tokens,
@@ -17,10 +24,10 @@ from posenc.compare.trial.task_of_trial import (
     task_of,
     vocabulary_size,
 )
-from posenc.compare.trial.train import decoder_config, encoding_shape
-from posenc.encodings import PositionEncoding, create, parse
+from posenc.compare.trial.train import VALID_ROWS_AT_ONCE, decoder_config, encoding_shape
+from posenc.encodings import PositionEncoding, RoPE, create, parse
 from posenc.machine import hardware
-from posenc.machine.hardware import check_memory_or_disk, check_time
+from posenc.machine.hardware import check_memory_or_disk, check_time, readable_size
 from posenc.tasks.registry import TEXT
 from posenc.tasks.task import Case
 
@@ -28,6 +35,14 @@ STEPS_PER_SECOND = 1000
 """No model takes more steps in a second, on any device: chosen, not measured."""
 BYTES_PER_PARAMETER = 16
 """Weights, gradients and AdamW's two averages in float32."""
+PROCESS_BYTES = 325 << 20
+"""Memory of a trial's process beside its model: Python, torch and posenc. Measured, as the factors
+below, with torch 2.13 on Linux: 20 trainings, tunings and tests of 0.2 to 80 M parameters."""
+FLOATS_PER_CHANNEL, FLOATS_PER_LOGIT, FLOATS_PER_SCORE = 29.5, 3.0, 2.5
+"""Floats that a training step keeps: of each channel, for each token and layer; of each symbol of
+the vocabulary, for each token; of each score, in encodings that change scores."""
+CHANNELS_OF_TUNING, LOGITS_OF_TUNING, LOGITS_OF_TEST = 1.7, 7.5, 2.1
+"""The same of a tuning, of whose channels so many times as many are kept, and of a test."""
 BYTES_PER_TRIAL = 2000
 """Memory of a planned trial in this process."""
 
@@ -91,6 +106,54 @@ def _check_week(trials: Sequence[TrialConfig], count: int, seconds: int, yes: bo
     )
 
 
+def expected_memory(trials: Sequence[TrialConfig]) -> int | None:
+    """Return the bytes of memory that the largest of these trials takes at most, in its own
+    process; None if one is not a decoder on text in float32 on the CPU: others were not measured.
+
+    Of these phases the largest counts, with w bytes of weights:
+
+        training    4 w (weights, gradients, AdamW's two averages) + activations and logits of the
+                    windows in memory at a time
+        validation  4 w + logits
+        checkpoint  13 w: the same, and three copies of all but gradients, as safetensors makes them
+        test        2 w + logits
+        tuning      7 w + activations and logits of its windows
+    """
+    sizes = [_expected_bytes(trial) for trial in {replace(trial, seed=0) for trial in trials}]
+    return None if None in sizes else max((size for size in sizes if size), default=None)
+
+
+def _expected_bytes(trial: TrialConfig) -> int | None:
+    """Return the memory of one trial, see `expected_memory`."""
+    if trial.task != TEXT or (trial.objective, trial.device) != (CAUSAL, "cpu"):
+        return None
+    if trial.precision != "float32":
+        return None
+    encoding = _build_encoding(trial, trial.encoding)
+    vocabulary = vocabulary_size(trial)
+    num_parameters = count_parameters(trial.width, trial.layers, vocabulary)
+    num_parameters += sum(p.numel() for p in encoding.parameters())
+    weights = 4 * num_parameters
+    channels = 4 * FLOATS_PER_CHANNEL * trial.layers * trial.width
+    logits = 4 * vocabulary
+    scores = 0.0
+    if 3 in encoding.claims.places:
+        scores = 4 * FLOATS_PER_SCORE * trial.layers * trial.heads * trial.train_length
+    tokens = (trial.micro_batch or trial.batch) * trial.train_length
+    longest_length = max(trial.test_lengths)
+    phases = [
+        4 * weights + tokens * (channels + scores + FLOATS_PER_LOGIT * logits),
+        4 * weights + VALID_ROWS_AT_ONCE * trial.train_length * LOGITS_OF_TEST * logits,
+        13 * weights,
+        2 * weights + max(TOKENS_AT_ONCE, longest_length) * LOGITS_OF_TEST * logits,
+    ]
+    if trial.tune_steps and isinstance(encoding, RoPE):
+        tuned_tokens = TUNE_BATCH * longest_length
+        kept = CHANNELS_OF_TUNING * channels + LOGITS_OF_TUNING * logits
+        phases.append(7 * weights + tuned_tokens * kept)
+    return PROCESS_BYTES + round(max(phases))
+
+
 def opening_sentence(study: Study, workers: int, folder: Path, seconds: int | None) -> str:
     """Return one sentence: what will run, on how much text, for how long if that was measured, and
     where results go."""
@@ -116,7 +179,14 @@ def opening_sentence(study: Study, workers: int, folder: Path, seconds: int | No
         )
         condition = "if the cores are free" if trial.device == "cpu" else f"on {trial.device}"
         parts.append(f"about {readable_duration(seconds)} on {workers_in_words} {condition}")
+    parts += memory_in_words(study.trials)
     return "; ".join([*parts, f"results in {folder}"]) + "."
+
+
+def memory_in_words(trials: Sequence[TrialConfig]) -> list[str]:
+    """Return the expected memory of a worker in words, as a list of one clause; [] if unknown."""
+    num_bytes = expected_memory(trials)
+    return [] if num_bytes is None else [f"about {readable_size(num_bytes)} of memory a worker"]
 
 
 def _describe_steps(trials: Sequence[TrialConfig]) -> str:

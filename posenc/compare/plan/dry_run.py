@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from posenc.command_line.progress import readable_duration
+from posenc.compare.plan.cost import memory_in_words
 from posenc.compare.plan.splits import TextSplits
 from posenc.compare.plan.time_estimate import kind_of_trial, measure_kinds
 from posenc.compare.trial.config import TrialConfig
@@ -65,12 +66,16 @@ def _sentence(trials: Sequence[TrialConfig], seconds: float | None, workers: int
         f"{len(trials)} {'trial' if len(trials) == 1 else 'trials'}, "
         f"{sum(map(most_training_tokens, trials)):,} tokens"
     )
+    memory_clause = "".join(f"; {clause}" for clause in memory_in_words(trials))
     if seconds is None:
-        return f"{counts_in_words}; their steps cannot be measured here. Nothing was trained."
+        return (
+            f"{counts_in_words}; their steps cannot be measured here{memory_clause}. Nothing was "
+            "trained."
+        )
     device = trials[0].device
     workers_in_words = f"{workers} {'worker' if workers == 1 else 'workers'}"
     condition = "if the cores are free" if device == "cpu" else f"on {device}"
     return (
         f"{counts_in_words}, about {readable_duration(seconds)} on {workers_in_words} "
-        f"{condition}, from steps measured now. Nothing was trained."
+        f"{condition}, from steps measured now{memory_clause}. Nothing was trained."
     )

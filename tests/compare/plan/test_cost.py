@@ -1,14 +1,20 @@
 """What a comparison cannot have is refused before anything is read or allocated."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from posenc.compare.plan import cost
+from posenc.compare.plan.cost import expected_memory
+from posenc.compare.trial.config import write_trial
 from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.compare.trial.train import build_model
 from tests.compare.judging.test_summary import TRIAL
+from tests.compare.test_tasks import COPY
+from tests.compare.trial.test_trial import TINY
 
 GIB = 2**30
 
@@ -109,3 +115,60 @@ def test_a_constructor_that_reads_what_it_computes_is_counted_too(reads, tmp_pat
         encoding="utf-8",
     )
     assert sum(p.numel() for p in cost._build_encoding(TRIAL, f"{mine}:Reads").parameters()) == 7
+
+
+_TRIAL_IN_A_PROCESS = """
+import resource, sys, tempfile
+from pathlib import Path
+import numpy as np, torch
+from posenc.compare.trial import run_trial, train
+from posenc.compare.trial.config import read_trial
+from posenc.compare.trial.readings import tune_and_read
+torch.set_num_threads(1)
+config = read_trial(Path(sys.argv[1]))
+ids = np.random.default_rng(0).integers(0, config.vocabulary - 1, 30_000).astype(np.uint32)
+folder = Path(tempfile.mkdtemp(dir=sys.argv[1]))
+model, _ = train.train_model(config, ids, ids, folder, lambda *a, **k: None, 50)
+if config.tune_steps:
+    tune_and_read(model, ids, ids[:2000], config, folder)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},  # activations and logits
+        {"width": 512, "heads": 8, "kv_heads": 8, "layers": 6, "micro_batch": 1, "batch": 2},
+        {"encoding": "alibi", "width": 128, "train_length": 256},
+        {"tune_steps": 2, "vocabulary": 1000},
+    ],
+)
+def test_memory_is_what_a_process_takes_within_a_fifth(tmp_path, changes):
+    """The largest phase differs: a step, a checkpoint, scores of an encoding, a tuning."""
+    config = dataclasses.replace(
+        TINY,
+        **{"train_length": 128, "batch": 16, "width": 64, "heads": 4, "kv_heads": 4, "layers": 4}
+        | {"vocabulary": 8001, "document_end": 500, "steps": 2, "num_windows": 2}
+        | changes,
+    )
+    config = dataclasses.replace(config, test_lengths=(config.train_length, 1024))
+    folder = tmp_path / config.folder
+    folder.mkdir()
+    write_trial(folder, config)
+    done = subprocess.run(
+        [sys.executable, "-c", _TRIAL_IN_A_PROCESS, str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    announced = expected_memory([config])
+    assert announced == pytest.approx(int(done.stdout) * 1024, rel=0.2)
+
+
+def test_memory_is_unknown_where_it_was_not_measured():
+    assert expected_memory([TINY]) > 300 << 20
+    for changes in ({"device": "cuda"}, {"precision": "bfloat16"}, {"objective": "masked"}):
+        assert expected_memory([TINY, dataclasses.replace(TINY, **changes)]) is None
+    assert expected_memory([COPY]) is None

@@ -57,7 +57,7 @@ def test_what_cannot_be_measured_is_not_estimated(monkeypatch):
     both = [dataclasses.replace(TRIAL, encoding=name) for name in ("rope", "t5")]
     report = dry_run(both, None, 1, 1)
     assert "their steps cannot be measured here" in report.headline
-    assert "about" not in report.headline and report.facts["seconds"] is None
+    assert "on 1 worker" not in report.headline and report.facts["seconds"] is None
     assert [row[-1] for row in report.tables()["trials"].rows] == ["not measured", "1:00"]
 
 
