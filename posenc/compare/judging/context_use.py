@@ -21,14 +21,10 @@ from statistics import fmean
 from posenc.compare.judging.standing import MARGIN
 from posenc.compare.results import FarScore, LengthScore, Study, TrialResult
 from posenc.compare.rows import Row
-from posenc.compare.scores import mean_loss_at_positions
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.objectives import objective_of
 from posenc.statistics.seed_intervals import Gap
 from posenc.statistics.text_intervals import window_gaps
-
-NUM_CONTEXT_RANGES = 4
-"""Ranges of the training length in which a lead is told by the context that bytes have: chosen."""
 
 _LossesByLength = dict[int, list[tuple[float, ...]]]
 """By length of the window that ends in the far bytes, with the training length for near context:
@@ -191,53 +187,6 @@ def _length_enough_for_certain(
         if all(gap is not None and gap.value + gap.half_width < MARGIN for gap in gaps_over_this):
             return length
     return None
-
-
-@dataclass(frozen=True)
-class LeadByContext:
-    """By how many bits per byte an encoding leads another, by the context that a byte has.
-
-    leader, other: the encodings.
-    range_length: the bytes of context in a range: the first has fewer than these.
-    leads: in each range, the one with the least context first; they end at the training length.
-    """
-
-    leader: str
-    other: str
-    range_length: int
-    leads: tuple[float, ...]
-
-
-def lead_by_context(study: Study, leader: str, other: str) -> LeadByContext | None:
-    """Return by how much an encoding leads another, read as trained, on bytes with little context
-    and with more, within the training length: a lead that is there with little context says nothing
-    of using more. None without losses by position, and for models that are not causal, where a
-    byte's position says nothing of its context.
-    """
-    trial = study.trials[0]
-    if trial.objective != CAUSAL:
-        return None
-    range_length = trial.train_length // NUM_CONTEXT_RANGES
-    leads = []
-    for i in range(NUM_CONTEXT_RANGES):
-        start, stop = i * range_length, (i + 1) * range_length
-        bits_of_leader = _mean_at_positions(study, leader, start, stop)
-        bits_of_other = _mean_at_positions(study, other, start, stop)
-        if bits_of_leader is None or bits_of_other is None:
-            return None
-        leads.append(bits_of_other - bits_of_leader)
-    return LeadByContext(leader, other, range_length, tuple(leads))
-
-
-def _mean_at_positions(study: Study, encoding: str, start: int, stop: int) -> float | None:
-    """Return an encoding's mean loss over seeds at positions [start, stop) of the longest windows,
-    in bits per byte; None if a seed has none, or there is no seed."""
-    by_seed = []
-    for result in study.finished:
-        if result.config.encoding == encoding:
-            by_seed.append(mean_loss_at_positions(result.by_position, start, stop))
-    known = [bits for bits in by_seed if bits is not None]
-    return fmean(known) if known and len(known) == len(by_seed) else None
 
 
 def far_by_context(

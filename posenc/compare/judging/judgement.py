@@ -10,9 +10,7 @@ from typing import NamedTuple
 
 from posenc.compare.judging.context_use import (
     ContextUse,
-    LeadByContext,
     context_use,
-    lead_by_context,
 )
 from posenc.compare.judging.near_far import Places, near_and_far
 from posenc.compare.judging.served_by import num_servers
@@ -129,10 +127,10 @@ class Judgement:
     own_comparisons: tuple[OwnComparison, ...] = ()
     cost: EqualTime | None = None
     context: ContextUse | None = None
-    lead: LeadByContext | None = None
     broken: Mapping[str, float] = field(default_factory=dict)
     held_in_window: Mapping[str, float] = field(default_factory=dict)
     window_length: int = 0
+    longest_length: int = 0
 
     @property
     def choices(self) -> list[Choice]:
@@ -169,20 +167,11 @@ def judge(study: Study) -> Judgement:
         taken=taken,
         cost=cost,
         context=context,
-        lead=_lead_near(near, places, text_study),
         broken=broken,
         held_in_window=_held_in_window(broken, by_name),
         window_length=max(trial.test_window for trial in text_study.trials),
+        longest_length=max(text_study.trials[0].test_lengths),
     )
-
-
-def _lead_near(near: Choice, places: Places, text: Study) -> LeadByContext | None:
-    """Return the lead of the choice near, by context; None if the best are tied there."""
-    if near.certainty == TIED or near.behind is None:
-        return None
-    leader = places.encoding_of[near.taken]
-    other = places.encoding_of[near.behind.name]
-    return lead_by_context(text, leader, other)
 
 
 def _broken_encodings(by_name: Mapping[str, Sequence[Row]]) -> dict[str, float]:

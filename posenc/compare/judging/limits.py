@@ -2,7 +2,6 @@
 the second line of an answer."""
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from posenc.compare.judging.judgement import (
 from posenc.compare.judging.limits_of_table import sentence_on_missing_columns
 from posenc.compare.judging.near_far import near_and_far
 from posenc.compare.judging.sentences import with_interval
-from posenc.compare.judging.served_by import SERVERS, servers_of
+from posenc.compare.judging.served_by import SERVERS, has_learned_slopes, servers_of
 from posenc.compare.judging.standing import (
     MARGIN,
     standing_of_tasks,
@@ -92,7 +91,13 @@ def _sentences_on_servers(study: Study) -> Iterator[str]:
     for other in dict.fromkeys(encoding_of[name] for name in rows_ahead):
         if other != encoding and not {*servers_without} & {*servers_of(other)}:
             unserved_encodings.append(other)
-    yield sentence_on_servers(unserved_encodings, servers_without, best_served, standing.order[0])
+    pair_gap = None
+    if len(best_served) == 2:
+        first_served, second_served = best_served
+        pair_gap = standing.gap(second_served, first_served)
+    yield sentence_on_servers(
+        unserved_encodings, servers_without, best_served, standing.order[0], pair_gap
+    )
 
 
 def _sentences_on_exclusions(study: Study) -> Iterator[str]:
@@ -415,17 +420,21 @@ def sentence_on_servers(
     servers_without: Sequence[str],
     best_served: Mapping[str, Gap],
     first_row: str,
+    pair_gap: Gap | None = None,
 ) -> str:
     """Write which servers have no decoder of encodings, and the best rows that they all run.
 
     first_row: the first of all rows.
     best_served: differences from the first of all rows, by row: the best served row, then those
         that are tied with it; {} if they all run none.
+    pair_gap: the difference of the second of two best served rows from the first.
     """
     names = " or ".join(encodings)
     if len(encodings) > 2:
         names = f"any of {list_up_to_six(encodings)}"
     missing = f"No decoder with {names} is known in {join_names(servers_without)}"
+    if any(has_learned_slopes(encoding) for encoding in encodings):
+        missing += " (those with alibi compute its fixed slopes)"
     if not best_served:
         return f"{missing}."
     served_names = list_up_to_six(best_served)
@@ -434,10 +443,9 @@ def sentence_on_servers(
         verdict = "is best, and first of all"
     elif len(best_served) == 1:
         verdict = f"is best ({gaps_text} behind {first_row})"
-    elif all(gap.half_width == math.inf for gap in best_served.values()):
-        verdict = f"are not told apart ({gaps_text} behind {first_row})"
     else:
-        verdict = f"are tied ({gaps_text} behind {first_row})"
+        between = f"{with_interval(pair_gap)}; " if pair_gap is not None else ""
+        verdict = f"are not told apart ({between}{gaps_text} behind {first_row})"
     return f"{missing}; of the rows that they run, {served_names} {verdict}."
 
 

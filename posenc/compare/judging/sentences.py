@@ -4,7 +4,7 @@ read a page in `posenc.compare.page`."""
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from posenc.compare.judging.context_use import ContextUse, LeadByContext
+from posenc.compare.judging.context_use import ContextUse
 from posenc.compare.judging.judgement import (
     LEADS,
     MARGIN,
@@ -58,29 +58,28 @@ def _sentences_beside_choices(judgement: Judgement, near: Choice) -> Iterator[st
             place = with_preposition(choice.where)
             yield f"In other windows of this text {choice.behind.name} may be ahead {place}."
     if judgement.broken and judgement.far is not None:
-        yield _sentence_on_breaking(judgement, near.where)
+        yield _sentence_on_breaking(judgement, near.where, judgement.longest_length)
     if judgement.context is not None and judgement.context.saved.half_width < math.inf:
         yield sentence_on_context(judgement.taken or "", judgement.context)
-    if judgement.lead is not None:
-        yield sentence_on_lead(judgement.lead)
     if judgement.cost is not None:
         yield from _sentences_on_cost(judgement.cost, judgement)
 
 
-def _sentence_on_breaking(judgement: Judgement, near_place: str) -> str:
+def _sentence_on_breaking(judgement: Judgement, near_place: str, longest_length: int) -> str:
     """Write which encodings break when read as trained, what far context costs them, and which of
     them hold in a window. near_place: the training length in words."""
     broken, held = judgement.broken, judgement.held_in_window
+    context = f"context of {longest_length:,} bytes"
     cost_texts = [f"{name} {bits:.2f}" for name, bits in broken.items()]
     if len(broken) == 1:
         name, bits = next(iter(broken.items()))
         sentence = (
-            f"Read as trained, {name} breaks beyond {near_place}, where far context costs it "
+            f"Read as trained, {name} breaks beyond {near_place}: {context} costs it "
             f"{bits:.2f} bits"
         )
     else:
         sentence = (
-            f"Read as trained, some break beyond {near_place}, where far context costs them bits: "
+            f"Read as trained, some break beyond {near_place}: {context} costs them bits: "
             f"{list_up_to_six(cost_texts)}"
         )
     if not held:
@@ -279,19 +278,6 @@ save 0.12 ± 0.02 against 128.'
     return (
         f"{name} uses {used_range} bytes of context, where more than {MARGIN:g} bits count; "
         f"{evidence}{conclusion}."
-    )
-
-
-def sentence_on_lead(lead: LeadByContext) -> str:
-    """Write how large a lead is on bytes with little context and with more.
-
-    >>> sentence_on_lead(LeadByContext("t5", "alibi", 32, (0.1, 0.14, 0.14, 0.12)))
-    "t5's lead over alibi is 0.10, 0.14, 0.14 and 0.12 bits by context in steps of 32 bytes."
-    """
-    leads = join_names([f"{round(bits, 2) + 0.0:.2f}" for bits in lead.leads])
-    return (
-        f"{lead.leader}'s lead over {lead.other} is {leads} bits by context in steps of "
-        f"{lead.range_length:,} bytes."
     )
 
 

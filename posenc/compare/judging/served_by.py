@@ -37,10 +37,15 @@ def servers_of(encoding: str) -> tuple[str, ...]:
     >>> servers_of("alibi (slopes down to 2^-4)"), servers_of("alibi (learned slopes)")
     (('vLLM', 'llama.cpp', 'transformers'), ())
     """
-    if _LEARNED_SLOPES.search(encoding):
+    if has_learned_slopes(encoding):
         return ()  # servers compute ALiBi's slopes from the number of heads
     name_match = re.fullmatch(r"(\w+)(:.*| \(.*\))?", encoding)
     return _SERVERS_BY_NAME.get(name_match[1], ()) if name_match else ()
+
+
+def has_learned_slopes(encoding: str) -> bool:
+    """Return True for ALiBi with learned slopes, by its text in a trial or a label."""
+    return _LEARNED_SLOPES.search(encoding) is not None
 
 
 def num_servers(encoding: str) -> int:

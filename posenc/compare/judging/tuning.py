@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 from posenc.compare.judging.judgement import judge
 from posenc.compare.judging.standing import MARGIN
@@ -41,7 +42,14 @@ def name_before_tuning(check: RateCheck) -> str:
     return check.tried[check.plain_at].encoding or check.encoding
 
 
-def bits_saved_by_setting(check: RateCheck) -> float | None:
+class SavingOfSetting(NamedTuple):
+    """Hold how many bits a chosen setting saved against the usual one, both at one rate `lr`."""
+
+    bits: float
+    lr: float
+
+
+def saving_of_setting(check: RateCheck) -> SavingOfSetting | None:
     """Return how many bits the setting that a search chose saved against the encoding's usual one,
     at the rates at which the usual one was best of those that both were tried with; None if the
     usual one was chosen, or they share no rates."""
@@ -65,7 +73,7 @@ def bits_saved_by_setting(check: RateCheck) -> float | None:
     if not shared_rates:
         return None
     best_rates = min(shared_rates, key=bits_of_usual.__getitem__)
-    return bits_of_usual[best_rates] - bits_of_chosen[best_rates]
+    return SavingOfSetting(bits_of_usual[best_rates] - bits_of_chosen[best_rates], best_rates[0])
 
 
 def _best_bits(check: RateCheck) -> float | None:
@@ -156,12 +164,12 @@ def sentence_on_tunings_without_gain(
     losses_near: bits per byte by which the tuning raised the loss at the training length.
 
     >>> sentence_on_tunings_without_gain({"rope": 0.045}, 100, 1024)
-    'The tuning of 100 steps at 1,024 bytes left rope worse than in a window, at the training \
-length by 0.04: that judges this recipe, not how far it can be extended.'
+    'The tuning (100 steps at 1,024 bytes, plain RoPE by YaRN) left rope worse than in a window, \
+at the training length by 0.04: that judges this recipe, not how far it can be extended.'
     """
     costs = list_up_to_six([f"{bits:.2f}" for bits in losses_near.values()])
     return (
-        f"The tuning of {num_steps:,} steps at {longest_length:,} bytes left "
+        f"The tuning ({num_steps:,} steps at {longest_length:,} bytes, plain RoPE by YaRN) left "
         f"{list_up_to_six(losses_near)} worse than in a window, at the training length by {costs}: "
         "that judges this recipe, not how far it can be extended."
     )
@@ -214,8 +222,29 @@ def _sentences_on_one_rate(checks: Sequence[RateCheck]) -> Iterator[str]:
     if clauses:
         yield (
             f"With one rate{rate_text} for all parameters and the usual settings, "
-            f"{join_names(clauses)} in the search (one seed)."
+            f"{join_names(clauses)} in the search (one seed){_untried_in_words(checks)}."
         )
+
+
+def _untried_in_words(checks: Sequence[RateCheck]) -> str:
+    """Return the clause on encodings whose chosen rate was not tried for all parameters, tables
+    among them, with the usual setting: `; at t5's chosen rate that was not tried`; "" if none."""
+    untried = []
+    for check in checks:
+        if check.plain_at is None or check.best is None or check.one_rate_bits is None:
+            continue
+        usual_setting = check.tried[check.plain_at].encoding
+        has_tables = len({attempt.encoding_lr for attempt in check.tried}) > 1
+        is_tried = any(
+            (attempt.encoding, attempt.lr) == (usual_setting, check.best.lr)
+            and (attempt.encoding_lr == 1 or not has_tables)
+            for attempt in check.tried
+        )
+        if not is_tried:
+            untried.append(name_before_tuning(check))
+    if not untried:
+        return ""
+    return f"; at the rates chosen for {list_up_to_six(untried)} that was not tried"
 
 
 def _sentences_on_settings(checks: Sequence[RateCheck], study: Study) -> Iterator[str]:
@@ -223,11 +252,14 @@ def _sentences_on_settings(checks: Sequence[RateCheck], study: Study) -> Iterato
     what these saved, and which leads hang on that."""
     saved_by_encoding = {}
     leads_at_stake = []
+    rates = set()
     near = judge(study).places.near
     for check in checks:
-        saved_bits = bits_saved_by_setting(check)
-        if saved_bits is None:
+        saving = saving_of_setting(check)
+        if saving is None:
             continue
+        saved_bits = saving.bits
+        rates.add(f"{saving.lr:g}")
         name = name_before_tuning(check)
         saved_by_encoding[name] = saved_bits
         if near is None or check.encoding not in near.order:
@@ -239,28 +271,31 @@ def _sentences_on_settings(checks: Sequence[RateCheck], study: Study) -> Iterato
             and near.mean(other) - near.mean(check.encoding) < saved_bits
         ]
         if beaten:
-            leads_at_stake.append(f"{name}'s lead over {list_up_to_six(beaten)}")
+            leads_at_stake.append(
+                f"{name}'s {saved_bits:.2f} are more than its lead over {list_up_to_six(beaten)}, "
+                "which is the chosen setting's alone"
+            )
     if saved_by_encoding:
-        yield sentence_on_chosen_settings(saved_by_encoding, leads_at_stake)
+        yield sentence_on_chosen_settings(saved_by_encoding, sorted(rates), leads_at_stake)
 
 
 def sentence_on_chosen_settings(
-    saved_bits: Mapping[str, float], leads_at_stake: Sequence[str]
+    saved_bits: Mapping[str, float], rates: Sequence[str], leads_at_stake: Sequence[str]
 ) -> str:
     """Write what settings that a search chose saved, by the encoding with its usual setting, which
-    was not trained in the study. leads_at_stake: leads that are smaller than that, in words.
+    was not trained in the study. rates: at which both were tried. leads_at_stake: leads that are
+    smaller than that, in words.
 
-    >>> sentence_on_chosen_settings({"rope": 0.069}, ["rope's lead over nope"])
-    "Not run: the usual setting of rope; at the same rate the chosen saved 0.07 bits (one seed), \
-more than rope's lead over nope."
+    >>> sentence_on_chosen_settings({"rope": 0.069}, ["0.004"], [])
+    'Not run: the usual setting of rope; at rate 0.004 the chosen saved 0.07 bits (one seed).'
     """
     encodings = list_up_to_six(saved_bits)
     savings = join_names([f"{bits:.2f}" for bits in saved_bits.values()])
     noun = "setting" if len(saved_bits) == 1 else "settings"
-    stake = f", more than {join_names(leads_at_stake)}" if leads_at_stake else ""
+    stake = f"; {join_names(leads_at_stake)}" if leads_at_stake else ""
     return (
-        f"Not run: the usual {noun} of {encodings}; at the same rate the chosen saved {savings} "
-        f"bits (one seed){stake}."
+        f"Not run: the usual {noun} of {encodings}; at rate {join_names(rates)} the chosen saved "
+        f"{savings} bits (one seed){stake}."
     )
 
 
@@ -292,6 +327,7 @@ def _sentence_on_leaderboard(study: Study) -> str:
     ]
     turned_clause = f", and {join_names(turned)}" if turned else ""
     return (
-        f"Do not carry these leads to longer trainings: after {published.steps:,} steps with the "
-        f"papers' settings (posenc leaderboard) {taken}'s are {join_names(leads)}{turned_clause}."
+        f"Do not carry these leads to longer trainings or the papers' settings: after "
+        f"{published.steps:,} steps with those (posenc leaderboard) {taken}'s are "
+        f"{join_names(leads)}{turned_clause}."
     )

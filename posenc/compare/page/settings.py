@@ -56,7 +56,7 @@ def _tuning_blocks(study: Study) -> Iterator[Block]:
         Heading("learning rate", "of the model"),
         Heading("rate of tables", "in multiples of it"),
         Heading("chosen", f"{units_of(study).bits}, validation"),
-        Heading("usual", _untuned_in_words(study.rates)),
+        Heading("before tuning", _untuned_in_words(study.rates)),
         Heading("one rate", "the usual setting, tables at the model's rate"),
         Heading("edges that won", "beyond which may be better"),
     ]
@@ -70,9 +70,11 @@ def _tuning_blocks(study: Study) -> Iterator[Block]:
     )
     if study.rates_from:
         yield f"This run did not search: the choices are recorded, from {study.rates_from}."
-    yield _sentence_on_order("With the usual settings", pairs_turned_by_tuning(study.rates))
+    untuned = f"Before tuning ({_untuned_in_words(study.rates)})"
+    yield _sentence_on_order(untuned, pairs_turned_by_tuning(study.rates))
     if any(check.one_rate_bits is not None for check in study.rates):
-        yield _sentence_on_order("With one rate for all", pairs_turned_by_rates(study.rates))
+        one_rate = "With one rate for all parameters"
+        yield _sentence_on_order(one_rate, pairs_turned_by_rates(study.rates))
 
 
 def _untuned_in_words(checks: Sequence[RateCheck]) -> str:
@@ -93,10 +95,9 @@ def _sentence_on_order(untuned: str, turned_pairs: Sequence[tuple[str, str]]) ->
     posenc.compare.judging.tuning.
     """
     if not turned_pairs:
-        return f"{untuned}, the search's trials, one seed each, would be in the same order."
+        return f"{untuned} no two of the search's trials, one seed each, are in another order."
     pairs_in_words = "; ".join(f"{b} before {a}" for a, b in turned_pairs)
-    order = f"would be in another order: {pairs_in_words}"
-    return f"{untuned}, the search's trials, one seed each, {order}."
+    return f"{untuned} the search's trials, one seed each, are in another order: {pairs_in_words}."
 
 
 def _tuning_row(check: RateCheck) -> list[Value]:

@@ -34,7 +34,7 @@ HOW_TO_READ_TEXT = (
     "significantly better than all others there, by more than 0.02 bits. Tied: no encoding is so. "
     "Worse: at least one is. An encoding is judged in its simplest reading that holds: as trained, "
     "in a window of the training length, or after a short tuning; its other rows have no verdict. "
-    "Means over whole windows are mostly near bytes and are not judged."
+    "Means over whole windows mix near and far bytes and are not judged."
 )
 _HOW_TO_READ_ROWS = (
     "Far bytes are those at the end of the longest windows, as many as a window of training has; "

@@ -10,7 +10,7 @@ import pytest
 
 from posenc.compare.judging.answer import answer, answer_and_choices, conclude
 from posenc.compare.judging.limits import limits_in_words
-from posenc.compare.judging.tuning import bits_saved_by_setting
+from posenc.compare.judging.tuning import saving_of_setting
 from posenc.compare.page.numbers import facts_of
 from posenc.compare.results import RateCheck, RateTried, TrainingPoint, TrialResult
 from posenc.compare.scores import PositionScore
@@ -481,8 +481,8 @@ def test_servers_without_the_encoding_to_take_are_named_with_the_best_row_that_t
 def test_rows_that_servers_run_and_that_are_not_told_apart_are_named_together():
     text = limits_in_words(six(rope=(2.51, 2.6, 2.70), rnope_swa=(2.515, 2.6, 2.705)))
     found = re.search(
-        r"of the rows that they run, (rope|rnope_swa) and (rope|rnope_swa) are tied "
-        r"\(\+0\.(\d\d) and \+0\.(\d\d) ± 0\.\d\d behind t5\)\.",
+        r"of the rows that they run, (rope|rnope_swa) and (rope|rnope_swa) are not told apart "
+        r"\(\+0\.0\d+ ± 0\.\d+; \+0\.(\d\d) and \+0\.(\d\d) ± 0\.\d\d behind t5\)\.",
         text,
     )
     first, second, *gaps = found.groups()
@@ -490,7 +490,7 @@ def test_rows_that_servers_run_and_that_are_not_told_apart_are_named_together():
     apart = limits_in_words(six(rope=(2.51, 2.6, 2.70), rnope_swa=(2.9, 3.0, 3.2)))
     assert "of the rows that they run, rope is best (+0.2" in apart
     one_seed = limits_in_words(six(1, rope=(2.51, 2.6, 2.70), rnope_swa=(2.9, 3.0, 3.2)))
-    assert "rope and rnope_swa are not told apart (+0.21 and +0.71 behind t5)." in one_seed
+    assert "rope and rnope_swa are not told apart (+0.51; +0.21 and +0.71 behind t5)." in one_seed
 
 
 def test_rates_of_tables_that_a_search_chose_are_named():
@@ -522,7 +522,7 @@ def test_encodings_ahead_with_one_rate_are_named_beside_the_rate_of_tables():
     limits = limits_in_words(dataclasses.replace(six(), rates=tuple(checks)))
     assert (
         "With one rate of 0.1 for all parameters and the usual settings, t5 was behind rope (2.90 "
-        "against 2.50 bits) in the search (one seed)." in limits
+        "against 2.50 bits) in the search (one seed). " in limits
     )
     worse_rope = RateCheck.of_search(TEXT, "rope", tuple(RateTried(0.1, 3.0) for _ in rope), 0)
     limits = limits_in_words(dataclasses.replace(six(), rates=(checks[0], worse_rope)))
@@ -845,8 +845,9 @@ def test_usual_settings_that_were_not_run_are_named_and_longer_trainings_pointed
     searched = dataclasses.replace(six(), rates=(check,))
     limits = limits_in_words(searched)
     assert (
-        "Not run: the usual setting of rope; at the same rate the chosen saved 0.10 bits (one "
-        "seed), more than rope's lead over alibi." in limits
+        "Not run: the usual setting of rope; at rate 0.1 the chosen saved 0.10 bits (one seed); "
+        "rope's 0.10 are more than its lead over alibi, which is the chosen setting's alone."
+        in limits
     )
     # rope (2.51) is ahead of alibi by 0.09 bits.
     tried = (tried[0], dataclasses.replace(tried[1], bits=2.55))
@@ -856,7 +857,7 @@ def test_usual_settings_that_were_not_run_are_named_and_longer_trainings_pointed
     )
     assert "posenc leaderboard" not in limits
     assert limits_in_words(dataclasses.replace(searched, rates_from="a record")).startswith(
-        "Do not carry these leads to longer trainings: after 3,000 steps"
+        "Do not carry these leads to longer trainings or the papers' settings: after 3,000 steps"
     )
     usual = RateCheck.of_search(
         TEXT, "rope", tuple(RateTried(r, 2.5, None, "rope") for r in (0.1, 0.2, 0.4)), 0
@@ -894,8 +895,9 @@ def tries(*points):
     ],
 )
 def test_what_a_chosen_setting_saved_is_told_at_the_same_rate(tried, saved):
-    check = RateCheck.of_search(TEXT, "x", tried, 0)
-    assert bits_saved_by_setting(check) == (saved and pytest.approx(saved))
+    saving = saving_of_setting(RateCheck.of_search(TEXT, "x", tried, 0))
+    assert (saving and saving.bits) == (saved and pytest.approx(saved))
+    assert saving is None or saving.lr == 0.2
 
 
 def test_the_leads_of_longer_trainings_are_those_of_the_published_rows():
@@ -914,6 +916,6 @@ def test_the_leads_of_longer_trainings_are_those_of_the_published_rows():
     alibi, rope, nope = (f"{lead:.2f}" for lead in leads)
     assert leads[1] < leads[0], "here alibi is ahead of rope"
     assert (
-        "after 3,000 steps with the papers' settings (posenc leaderboard) t5's are "
+        "after 3,000 steps with those (posenc leaderboard) t5's are "
         f"{alibi} over alibi, {rope} over rope and {nope} over nope, and rope is ahead of alibi."
     ) in limits

@@ -11,12 +11,11 @@ from posenc.compare.judging.context_use import (
     ContextUse,
     context_gains,
     context_use,
-    lead_by_context,
 )
-from posenc.compare.judging.sentences import sentence_on_context, sentence_on_lead
+from posenc.compare.judging.sentences import sentence_on_context
 from posenc.compare.page.numbers import facts_of
 from posenc.compare.rows import rows_by_name
-from posenc.compare.scores import FarScore, LengthScore, PositionScore, Reading
+from posenc.compare.scores import FarScore, LengthScore, Reading
 from posenc.statistics.seed_intervals import Gap
 from tests.compare.judging.test_summary import TRIAL, result, seeds, study
 
@@ -266,56 +265,3 @@ def test_gains_of_old_results_are_by_context_and_by_seed():
     assert length == 512 and gains == pytest.approx([0.1, -0.1])
     assert context_gains(given, "nope")[1] == [0.0, 0.0, 0.0]
     assert max(TRIAL.test_lengths) == 512
-
-
-def with_positions(trial, bits, width=16):
-    """The trial with losses by position: `bits` of a position, in runs of `width`."""
-    runs = [
-        PositionScore(start, start + width, float(np.mean(bits(np.arange(start, start + width)))))
-        for start in range(0, 512, width)
-    ]
-    return dataclasses.replace(trial, by_position=tuple(runs))
-
-
-def a_lead_that_is_larger_with_more_context(width=16):
-    """t5 ahead of nope by 0.302 bits, and by a hundredth more with each byte of context."""
-    t5 = [with_positions(each, lambda p: 2.0 - 0.01 * p, width) for each in seeds("t5", (2, 2, 2))]
-    nope = [
-        with_positions(each, lambda p: 2.302 + 0.0 * p, width)
-        for each in seeds("nope", (2.5, 2.5, 2.5))
-    ]
-    return t5, nope
-
-
-def test_a_lead_is_told_by_how_much_context_a_byte_has():
-    t5, nope = a_lead_that_is_larger_with_more_context()
-    lead = lead_by_context(study(*t5, *nope), "t5", "nope")
-    assert lead.range_length == 32
-    by_range = [0.302 + 0.01 * np.arange(start, start + 32).mean() for start in (0, 32, 64, 96)]
-    assert lead.leads == pytest.approx(by_range)
-    sentence = (
-        "t5's lead over nope is 0.46, 0.78, 1.10 and 1.42 bits by context in steps of 32 bytes."
-    )
-    assert sentence_on_lead(lead) == sentence
-    assert sentence in answer(study(*t5, *nope))
-
-
-def test_a_lead_by_context_is_unknown_without_losses_by_position_of_every_seed():
-    t5, nope = a_lead_that_is_larger_with_more_context()
-    without = dataclasses.replace(t5[0], by_position=())
-    assert lead_by_context(study(without, *t5[1:], *nope), "t5", "nope") is None
-    assert lead_by_context(study(*t5, *nope), "t5", "rope") is None
-    assert lead_by_context(study(*t5), "t5", "nope") is None
-    too_wide = a_lead_that_is_larger_with_more_context(width=64)
-    assert lead_by_context(study(*too_wide[0], *too_wide[1]), "t5", "nope") is None
-    masked = [
-        dataclasses.replace(each, config=dataclasses.replace(each.config, objective="mlm"))
-        for each in (*t5, *nope)
-    ]
-    assert lead_by_context(study(*masked), "t5", "nope") is None
-
-
-def test_no_lead_is_told_where_the_best_are_tied():
-    t5, _ = a_lead_that_is_larger_with_more_context()
-    nope = [with_positions(each, lambda p: 2.3 + 0 * p) for each in seeds("nope", (2, 2, 2))]
-    assert "lead over" not in answer(study(*t5, *nope))

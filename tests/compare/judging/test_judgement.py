@@ -200,7 +200,7 @@ def test_nothing_breaks_within_its_interval_or_without_one(monkeypatch, costs, h
 
 
 BREAKS_IN_WORDS = (
-    "Read as trained, rope breaks beyond 128 bytes, where far context costs it 1.50 bits"
+    "Read as trained, rope breaks beyond 128 bytes: context of 1,024 bytes costs it 1.50 bits"
 )
 
 
@@ -210,17 +210,17 @@ def broken(**changed):
 
 def test_a_break_is_said_with_the_window_in_which_the_same_weights_hold():
     alone = broken(broken={"rope": 1.5})
-    assert _sentence_on_breaking(alone, "128 bytes") == f"{BREAKS_IN_WORDS}."
+    assert _sentence_on_breaking(alone, "128 bytes", 1024) == f"{BREAKS_IN_WORDS}."
     held = broken(broken={"rope": 1.5}, held_in_window={"rope": 0.0103}, window_length=128)
-    assert _sentence_on_breaking(held, "128 bytes") == (
+    assert _sentence_on_breaking(held, "128 bytes", 1024) == (
         f"{BREAKS_IN_WORDS}; in a window of 128 bytes it costs +0.01."
     )
     two = broken(
         broken={"rope": 1.5, "nope": 2.0}, held_in_window={"rope": -0.001}, window_length=64
     )
-    assert _sentence_on_breaking(two, "128 bytes") == (
-        "Read as trained, some break beyond 128 bytes, where far context costs them bits: rope "
-        "1.50 and nope 2.00; in a window of 64 bytes it costs rope +0.00."
+    assert _sentence_on_breaking(two, "128 bytes", 1024) == (
+        "Read as trained, some break beyond 128 bytes: context of 1,024 bytes costs them bits: "
+        "rope 1.50 and nope 2.00; in a window of 64 bytes it costs rope +0.00."
     )
 
 

@@ -152,9 +152,11 @@ def test_a_study_that_was_tuned_shows_the_choices_and_what_they_turn():
     assert [row[0] for row in table.rows] == ["rope", "t5"]
     assert table.rows[0][2] == "rope:rope_theta=100"
     assert "recorded, from a test" in made
-    trials = "the search's trials, one seed each, would be"
-    assert turned == f"With the usual settings, {trials} in another order: t5 before rope."
-    assert turned_by_rates == f"With one rate for all, {trials} in the same order."
+    trials = "the search's trials, one seed each, are in another order"
+    assert turned == (
+        f"Before tuning (rate 0.002, tables 20 times that, usual setting) {trials}: t5 before rope."
+    )
+    assert turned_by_rates == f"With one rate for all parameters no two of {trials}."
     # Of t5 another rate of tables was tried, but not the model's own.
     assert [row[7] and row[7].value for row in table.rows] == [2.5, None]
 
