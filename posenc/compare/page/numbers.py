@@ -45,6 +45,8 @@ def facts_of(study: Study, folder: Path | None = None) -> dict[str, Any]:
             "failed": {result.config.folder: result.reason for result in study.failed},
         },
     }
+    if study.table is not None:
+        content["table"] = study.table
     for name, file in (("report", "report.html"), ("study", "study.json")):
         if folder is not None and (folder / file).is_file():
             content[name] = str(folder / file)

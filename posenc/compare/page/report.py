@@ -60,7 +60,6 @@ def _subtitle(study: Study) -> str:
             f"Losses of {study.table.name}, in {units_of(study).bits}: trained on "
             f"{config.train_length:,} tokens at a time, tested up to {max(config.test_lengths):,}."
         )
-        parts += study.table.notes
     if study.corpus is not None:
         config = study.of_task(TEXT).trials[0]
         longest_length = max(config.test_lengths)
@@ -78,7 +77,9 @@ def _subtitle(study: Study) -> str:
 
 def cautions_of(study: Study) -> Iterator[str]:
     """Yield what limits the answer: encodings that fail a check, encodings of several axes in a row
-    of tokens, missing trials, failed trials."""
+    of tokens, missing trials, failed trials; and how a table of losses was read."""
+    if study.table is not None:
+        yield from study.table.notes
     for name, why in study.unchecked.items():
         yield f"{name} is compared unchecked, and its losses mean nothing: {why}."
     yield from dict.fromkeys(

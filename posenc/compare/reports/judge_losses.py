@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from posenc.arguments import explain_misfits
-from posenc.compare.page.report import report_of, show_report, write_figures, write_report_files
+from posenc.compare.page.report import (
+    cautions_of,
+    report_of,
+    show_report,
+    write_figures,
+    write_report_files,
+)
 from posenc.compare.reports.loss_table import (
     LossTable,
     loss_table_of,
@@ -130,9 +136,20 @@ def _report_of_sizes(studies: Mapping[int, Study]) -> Report:
     report = report_of_ladder([*map(losses_of_size, studies.values())], _UNKNOWN_TOKENS)
     answers = {_name(size): study.recommendation for size, study in studies.items()}
     sections = [Section("Answers", [Facts(answers)]), *report.sections]
-    limits = studies[max(studies)].limits
-    facts = {**report.facts, "answers": answers, "cannot_say": limits}
-    return replace(report, sections=sections, facts=facts, limits=limits)
+    largest = studies[max(studies)]
+    facts = {
+        **report.facts,
+        "answers": answers,
+        "cannot_say": largest.limits,
+        "table": largest.table,
+    }
+    return replace(
+        report,
+        sections=sections,
+        facts=facts,
+        limits=largest.limits,
+        cautions=[*cautions_of(largest)],
+    )
 
 
 _UNKNOWN_TOKENS = "How many tokens each size was trained on is not in the table."

@@ -314,3 +314,17 @@ def test_the_name_of_an_encoding_stays_where_bytes_become_tokens():
     judged = posenc.compare.judge(table)
     assert judged.recommendation.startswith("my bytes leads after this training: 3.31 bits")
     assert " at 512 tokens." in judged.recommendation
+
+
+def test_how_the_table_was_read_is_said_on_the_terminal_the_page_and_in_json(tmp_path, capsys):
+    path = write_csv(tmp_path / "losses.csv", table_of("loss"))
+    judge_file(path, out=tmp_path / "page")
+    shown = " ".join(capsys.readouterr().out.split())
+    page = (tmp_path / "page/report.html").read_text("utf-8")
+    judge_file(path, out=tmp_path / "page", as_json=True)
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["table"]["loss_unit"] == "nats per token"
+    for note in facts["table"]["notes"]:
+        assert note in page
+    for note in ("are taken as nats per token", "The shortest length, 512, is taken as that of"):
+        assert note in shown and note in " ".join(facts["table"]["notes"])
