@@ -193,7 +193,7 @@ class Model:
         if self.facts.get("latent_sum"):
             return self.latent_query_width
         hidden_size = self.size(self.facts.get("width", "hidden_size"), "n_embd", "d_model")
-        width_per_head = hidden_size // self.num_heads
+        width_per_head = hidden_size * self.facts.get("widening", 1) // self.num_heads
         if not 1 <= width_per_head <= LARGEST_SIZE_OF["head_dim"]:
             sizes_in_words = f"{hidden_size} for {self.num_heads} num_attention_heads"
             raise BadConfigError(
@@ -333,7 +333,7 @@ class Model:
         multiplier = self.get("attention_multiplier")
         if multiplier is not None and self.model_type.startswith("granite"):
             return float(multiplier)
-        return self.head_dim**-0.5
+        return (self.head_dim / self.facts.get("widening", 1)) ** -0.5
 
     @property
     def layer_types(self) -> tuple[str, ...]:

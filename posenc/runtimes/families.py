@@ -21,6 +21,8 @@ a key "", so that looking it up finds nothing.
 - `indexer`: of the indexer of sparse attention: `interleaved`, and `read`, the file and line.
 - `heads`: the key that has the number of query heads, where a config has several.
 - `width`: the key that has the width of the layers, where it is not hidden_size.
+- `widening`: how many times the hidden size all query heads are wide together, if the config has no
+  head_dim. Such a class divides the width of a head by it for its softmax scale.
 - `even_heads`: true where a head has hidden_size / num_attention_heads channels, whatever
   head_dim says.
 - `rotates_share`: true in families with MLA's keys whose rotary tables follow from a share of

@@ -27,6 +27,9 @@ FAMILIES_WITH_TWO_KEYS = ("olmo", "olmo2")
 """Families whose config refuses a rope_scaling with more than a type and a factor."""
 FAMILIES_WITH_THREE_KEYS = ("phi3", "phi4_multimodal")
 """Families whose config refuses a rope_scaling of more or less than three keys."""
+FACTORS_OF_LONG_CONTEXT = {"zamba2": 8.0}
+"""model_type -> the factor by which `use_long_context` divides the slowest frequency, in the base;
+transformers 5 leaves the base as it is."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -112,7 +115,11 @@ def theta_of(model: Model) -> float:
     theta = model.config.get(key, facts.rope_theta)
     if "theta_in" in model.facts:
         theta = 10000.0 if model.theta_of_inner_dict is None else model.theta_of_inner_dict
-    return require_number(theta, key)
+    theta = require_number(theta, key)
+    if model.config.get("use_long_context") and model.model_type in FACTORS_OF_LONG_CONTEXT:
+        factor = FACTORS_OF_LONG_CONTEXT[model.model_type]
+        return float64_formulas.ntk_theta(theta, factor, model.head_dim)
+    return theta
 
 
 def scaling_of(model: Model) -> dict[str, Any] | None:

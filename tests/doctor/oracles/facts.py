@@ -85,7 +85,7 @@ WORDS = {
 """Question -> the word of a config that has such keys: a key of it, or a type of its dicts."""
 NEEDS = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 3 + ["mamba"]},
-    "zamba2": {"layer_types": ["mamba", "hybrid"] * 3 + ["mamba"]},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 3 + ["mamba"], "use_mem_rope": True},
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "gemma4_text": {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
     "dbrx": {"attn_config": BASE},

@@ -208,3 +208,16 @@ def test_a_module_that_splits_by_sections_stops_where_they_add_up_otherwise(fami
     with pytest.raises(RuntimeError, match="split_with_sizes"):
         rotary(torch.zeros(1, 4, 64), torch.zeros(3, 1, 4))
     assert "adds up to 32, and each head has 16 rotated pairs" in stop
+
+
+def test_zamba_2_has_heads_of_twice_the_usual_width():
+    modeling = importlib.import_module("transformers.models.zamba2.modeling_zamba2")
+    sizes = {"hidden_size": 256, "num_attention_heads": 8, "use_mem_rope": True}
+    kinds = ["mamba", "hybrid"]
+    config = {"model_type": "zamba2", **sizes, "num_hidden_layers": 2, "layers_block_type": kinds}
+    known = RUNTIMES["transformers-5"](config, None)
+    loaded = transformers.AutoConfig.for_model(**config)
+    own_frequencies = modeling.Zamba2RotaryEmbedding(loaded).inv_freq
+    assert known.rotations["all"].inv_freq == pytest.approx(own_frequencies.tolist(), rel=1e-6)
+    attention = modeling.Zamba2Attention(loaded, layer_idx=1, num_fwd_mem_blocks=1, block_id=0)
+    assert known.softmax_scale == pytest.approx(attention.scaling, rel=1e-12)

@@ -99,3 +99,22 @@ def test_a_null_head_dim_beside_a_number_of_the_class_is_unknown(name):
     for config in ({"model_type": name, "head_dim": None}, {"model_type": name}):
         known = {got.known for got in emulate(config).values()} - {"no model"}
         assert ("unknown" in known and "yes" not in known) is ("head_dim" in config)
+
+
+def test_zamba_2_stretches_its_base_for_long_contexts_in_transformers_4_only():
+    """The numbers are those of Zamba2RotaryEmbedding in 4.57.3."""
+    config = {
+        "model_type": "zamba2",
+        "hidden_size": 256,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 2,
+        "layers_block_type": ["mamba", "hybrid"],
+        "use_mem_rope": True,
+        "use_long_context": True,
+        "rope_theta": 10000,
+    }
+    known = emulate(config)
+    stretched = known["transformers-4"].rotations["all"].inv_freq
+    assert stretched[:3] == pytest.approx([1.0, 0.701242208480835, 0.4917406737804413], rel=1e-6)
+    assert stretched[-1] == pytest.approx(1.666901880525984e-05, rel=1e-6)
+    assert known["transformers-5"].rotations["all"].inv_freq[1] == pytest.approx(10000 ** (-2 / 64))
