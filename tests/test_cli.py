@@ -300,6 +300,7 @@ MISSPELT = {
     "compare rope --device cdua": "cuda",
     "compare rope --precision bflot16": "bfloat16",
     "compare rope --projections seperate": "separate",
+    "compare rope --token-type unit16": "uint16",
     "bench --only attenton": "attention",
     "bench --device cdua": "cuda",
     "extend {model} --to 192 --method yran": "yarn",
