@@ -124,8 +124,12 @@ def _write_pages(studies: Mapping[int, Study], folder: Path) -> Report:
         write_report_files(study, folder)
         return report_of(study, folder)
     prepare_page_and_figures(None, folder / "report.html")
+    folder_of_size = {
+        size: make_report_folder(study.trials, folder / _name(size), "judge")
+        for size, study in studies.items()
+    }
     for size, study in studies.items():
-        write_report_files(study, make_report_folder(study.trials, folder / _name(size), "judge"))
+        write_report_files(study, folder_of_size[size])
     report = _report_of_sizes(studies)
     page_of(report).write(folder / "report.html")
     return report
@@ -157,7 +161,7 @@ _UNKNOWN_TOKENS = "How many tokens each size was trained on is not in the table.
 
 def _name(size: int) -> str:
     """Return the name of a size: `124M`."""
-    return f"{size / 1e6:g}M"
+    return f"{size / 1e6:.15g}M"
 
 
 def _rows_of_task(table: LossTable, task: str | None) -> LossTable:

@@ -274,6 +274,11 @@ def test_models_of_several_sizes_are_judged_each_and_their_leads_over_size(tmp_p
     assert "How many tokens each size was trained on is not in the table." in page
     judged = posenc.compare.judge(path)
     assert judged.recommendation == facts["answers"]["40M"]
+    (out / "40M/results.csv").write_text("mine", encoding="utf-8")
+    before = (out / "10M/report.html").stat().st_mtime_ns
+    with pytest.raises(ValueError, match=r"is not posenc's\. Choose another folder"):
+        judge_file(path, out=out)
+    assert (out / "10M/report.html").stat().st_mtime_ns == before
     with pytest.raises(ValueError, match="alibi lacks one of the sizes 10,000,000 and 40,000,000"):
         posenc.compare.judge(
             [row for row in table_of_sizes() if (row["encoding"], row["size"]) != ("alibi", "40M")]
