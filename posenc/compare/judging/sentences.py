@@ -264,7 +264,9 @@ save 0.12 ± 0.02 against 128.'
     bits_in_words = with_interval(use.saved)[1:]  # without its sign, which the verb says
     if abs(use.saved.value) <= use.saved.half_width:
         signed_bits = with_interval(Gap(-use.saved.value, use.saved.half_width))
-        evidence = f"{longest} and {use.near_length:,} do not differ ({signed_bits})"
+        evidence = (
+            f"{longest} and {use.near_length:,} are not told apart over windows ({signed_bits})"
+        )
     else:
         verb = "save" if use.saved.value >= 0 else "cost"
         evidence = f"{longest} {verb} {bits_in_words} against {use.near_length:,}"

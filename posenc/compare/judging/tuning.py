@@ -11,7 +11,7 @@ from posenc.compare.judging.standing import MARGIN
 from posenc.compare.reports.leaderboard import published_losses_on_code
 from posenc.compare.results import RateCheck, Study
 from posenc.compare.rows import Row, plain_name, row_name, rows_by_name, rows_of
-from posenc.report.report import join_names, list_up_to_six
+from posenc.report.report import join_names, list_up_to_six, number_word
 from posenc.tasks.registry import TEXT
 
 Pairs = list[tuple[str, str]]
@@ -287,15 +287,16 @@ def sentence_on_chosen_settings(
     smaller than that, in words.
 
     >>> sentence_on_chosen_settings({"rope": 0.069}, ["0.004"], [])
-    'Not run: the usual setting of rope; at rate 0.004 the chosen saved 0.07 bits (one seed).'
+    'Not run: the usual setting of rope; the chosen, for the training length only, saved 0.07 bits \
+at rate 0.004 (one seed).'
     """
     encodings = list_up_to_six(saved_bits)
     savings = join_names([f"{bits:.2f}" for bits in saved_bits.values()])
     noun = "setting" if len(saved_bits) == 1 else "settings"
     stake = f"; {join_names(leads_at_stake)}" if leads_at_stake else ""
     return (
-        f"Not run: the usual {noun} of {encodings}; at rate {join_names(rates)} the chosen saved "
-        f"{savings} bits (one seed){stake}."
+        f"Not run: the usual {noun} of {encodings}; the chosen, for the training length only, "
+        f"saved {savings} bits at rate {join_names(rates)} (one seed){stake}."
     )
 
 
@@ -319,15 +320,22 @@ def _sentence_on_leaderboard(study: Study) -> str:
     others = [name for name in known if name != taken]
     if taken not in known or not others:
         return f"{pointer}."
-    leads = [f"{published.means[name] - published.means[taken]:.2f} over {name}" for name in others]
+    leads = []
+    for name in others:
+        lead = published.means[name] - published.means[taken]
+        is_told = abs(lead) >= published.least_difference
+        leads.append(f"{lead:.2f} over {name}{'' if is_told else ' (not told apart)'}")
+    not_run = [name for name in order_here if name not in published.means]
     turned = [
         f"{behind} is ahead of {ahead}"
         for ahead, behind in itertools.combinations(known, 2)
         if published.means[behind] < published.means[ahead]
     ]
+    not_run_clause = f"; {join_names(not_run)} not run" if not_run else ""
     turned_clause = f", and {join_names(turned)}" if turned else ""
     return (
         f"Do not carry these leads to longer trainings or the papers' settings: after "
-        f"{published.steps:,} steps with those (posenc leaderboard) {taken}'s are "
-        f"{join_names(leads)}{turned_clause}."
+        f"{published.steps:,} steps with those, both changed at once, {taken}'s are "
+        f"{join_names(leads)}{turned_clause} (posenc leaderboard: {published.train_length} bytes "
+        f"of code, {number_word(published.num_seeds)} seeds{not_run_clause})."
     )

@@ -43,10 +43,13 @@ def show_published(as_json: bool) -> None:
 class PublishedLosses(NamedTuple):
     """Hold the mean bits per byte of the published encodings on code at the training length.
 
-    means: by encoding. train_length: in bytes. steps: of every trial.
+    means: by encoding. num_seeds: of each encoding. least_difference: that can be told.
+    train_length: in bytes. steps: of every trial.
     """
 
     means: Mapping[str, float]
+    num_seeds: int
+    least_difference: float
     train_length: int
     steps: int
 
@@ -59,8 +62,15 @@ def published_losses_on_code() -> PublishedLosses:
     study = unseal(read_file_text(published_file(BOARD_FILE)))["studies"]["code"]
     near_place = study["places"][0]
     means = {entry["encoding"]: float(entry["mean"]) for entry in near_place["encodings"]}
+    num_seeds = min(len(entry["seeds"]) for entry in near_place["encodings"])
     trials = study["trials"]
-    return PublishedLosses(means, trials["train_length"], trials["steps"])
+    return PublishedLosses(
+        means,
+        num_seeds,
+        float(near_place["least_difference"]),
+        trials["train_length"],
+        trials["steps"],
+    )
 
 
 def report_of(board: dict[str, Any]) -> Report:

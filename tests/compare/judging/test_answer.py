@@ -845,14 +845,14 @@ def test_usual_settings_that_were_not_run_are_named_and_longer_trainings_pointed
     searched = dataclasses.replace(six(), rates=(check,))
     limits = limits_in_words(searched)
     assert (
-        "Not run: the usual setting of rope; at rate 0.1 the chosen saved 0.10 bits (one seed); "
-        "rope's 0.10 are more than its lead over alibi, which is the chosen setting's alone."
-        in limits
+        "Not run: the usual setting of rope; the chosen, for the training length only, saved 0.10 "
+        "bits at rate 0.1 (one seed); rope's 0.10 are more than its lead "
+        "over alibi, which is the chosen setting's alone." in limits
     )
     # rope (2.51) is ahead of alibi by 0.09 bits.
     tried = (tried[0], dataclasses.replace(tried[1], bits=2.55))
     check = RateCheck.of_search(TEXT, "rope", tried, 0)
-    assert "saved 0.05 bits (one seed). " in limits_in_words(
+    assert "saved 0.05 bits at rate 0.1 (one seed). " in limits_in_words(
         dataclasses.replace(searched, rates=(check,))
     )
     assert "posenc leaderboard" not in limits
@@ -916,6 +916,11 @@ def test_the_leads_of_longer_trainings_are_those_of_the_published_rows():
     alibi, rope, nope = (f"{lead:.2f}" for lead in leads)
     assert leads[1] < leads[0], "here alibi is ahead of rope"
     assert (
-        "after 3,000 steps with those (posenc leaderboard) t5's are "
-        f"{alibi} over alibi, {rope} over rope and {nope} over nope, and rope is ahead of alibi."
+        "after 3,000 steps with those, both changed at once, t5's are "
+        f"{alibi} over alibi, {rope} over rope (not told apart) and {nope} over nope, and rope is "
+        "ahead of alibi (posenc leaderboard: 128 bytes of code, three seeds)."
     ) in limits
+    more = limits_in_words(
+        dataclasses.replace(six(fire=(2.9, 2.9, 2.9), mine=(3, 3, 3)), rates_from="a record")
+    )
+    assert "three seeds; mine not run)." in more

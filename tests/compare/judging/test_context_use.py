@@ -217,8 +217,8 @@ def test_a_row_that_cannot_run_far_or_was_not_measured_uses_nothing_that_is_know
         ),
         (
             ContextUse(0, None, 128, 1024, Gap(0.04, 0.05)),
-            "Whether t5 uses more than 128 bytes of context is open: 1,024 and 128 do not differ "
-            "(-0.04 ± 0.05).",
+            "Whether t5 uses more than 128 bytes of context is open: 1,024 and 128 are not told "
+            "apart over windows (-0.04 ± 0.05).",
         ),
     ],
     ids=["range", "more", "less", "open"],
