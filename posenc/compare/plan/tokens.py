@@ -122,11 +122,29 @@ def text_of_options(options: Options) -> tuple[TextSource, Tokens | None, tuple[
     settings = token_settings(options)
     if options.tokens is not None and settings is not None:
         source = find_token_files(options)
-        return source, read_token_files(source, settings, options.token_type), ()
+        tokens = read_token_files(source, settings, options.token_type)
+        return source, tokens, _notes_on_documents(tokens, options)
     source = find_text(options.text) if options.text else standard_library_text()
     note = check_content(source) if options.text else ""
     tokens = None if settings is None else encode_text(source, settings)
-    return source, tokens, (f"{note}.",) if note else ()
+    notes = (f"{note}.",) if note else ()
+    if tokens is not None:
+        notes += _notes_on_documents(tokens, options)
+    return source, tokens, notes
+
+
+def _notes_on_documents(tokens: Tokens, options: Options) -> tuple[str, ...]:
+    """Return a note if the token of --document-end ends no document: each file is then one, and
+    another token was perhaps meant."""
+    if options.document_end is None:
+        return ()
+    for ids in tokens.ids.values():
+        pieces = (ids[i : i + _TOKENS_AT_ONCE] for i in range(0, len(ids), _TOKENS_AT_ONCE))
+        if any((piece == options.document_end).any() for piece in pieces):
+            return ()
+    return (
+        f"--document-end {options.document_end} occurs nowhere: each file counts as one document.",
+    )
 
 
 def encode_text(source: TextSource, settings: TokenSettings) -> Tokens:

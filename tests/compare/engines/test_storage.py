@@ -265,3 +265,19 @@ def test_a_trial_that_ends_its_machines_is_given_up(study, url):
     result = run(engine, study, config)
     assert result.reason == "lost 4 times at step 3: its worker is gone"
     assert "lost 4 times" in (study / config.folder / "result.json").read_text(encoding="utf-8")
+
+
+def test_a_text_of_tokens_is_copied_with_its_tokenizer(tmp_path):
+    names = ("train.u32", "valid.u32", "test.u32", "token_bytes.u32", "tokenizer.json")
+    text = tmp_path / "corpus-0123"
+    text.mkdir()
+    for name in names:
+        (text / name).write_bytes(name.encode())
+    storage = Storage(f"file://{tmp_path}/kept")
+    storage.upload_text(text)
+    copy = tmp_path / "there" / text.name
+    copy.parent.mkdir()
+    storage.download_text(copy)
+    assert {path.name: path.read_bytes() for path in copy.iterdir()} == {
+        name: name.encode() for name in names
+    }

@@ -213,6 +213,11 @@ def test_the_end_of_a_document_is_one_of_the_tokens(tmp_path):
     parts, trial, _ = splits_of(tmp_path, tokens=[str(folder)], document_end=7)
     assert (trial.vocabulary, trial.document_end) == (50, 7)
     assert all(part[-1] == 7 for part in parts.values())
+    plan, _ = planned(tmp_path, tokens=[str(folder)], document_end=7)
+    assert not plan.notes[1:]  # the first is on one encoding
+    without = write_ids(tmp_path / "without", np.where(ids_of() == 7, 8, ids_of()))
+    plan, _ = planned(tmp_path, tokens=[str(without)], document_end=7)
+    assert plan.notes[-1] == "--document-end 7 occurs nowhere: each file counts as one document."
 
 
 def test_files_of_tokens_with_a_tokenizer_know_their_bytes(tmp_path):
