@@ -38,7 +38,7 @@ def test_what_is_no_longer_or_not_causal_is_read_as_trained_only(options):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"test_window": 1024}, "hides nothing in tests of up to 1024 bytes"),
+        ({"test_window": 1024}, "hides nothing in tests of up to 1024"),
         ({"test_window": 64, "objective": "masked"}, "reads whole windows from both sides"),
         ({"tune_steps": 5, "test_lengths": "128"}, "would tune at the training length itself"),
         ({"tune_steps": 5, "objective": "seq2seq"}, "--objective seq2seq trains none"),
