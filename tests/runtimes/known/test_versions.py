@@ -118,3 +118,26 @@ def test_zamba_2_stretches_its_base_for_long_contexts_in_transformers_4_only():
     assert stretched[:3] == pytest.approx([1.0, 0.701242208480835, 0.4917406737804413], rel=1e-6)
     assert stretched[-1] == pytest.approx(1.666901880525984e-05, rel=1e-6)
     assert known["transformers-5"].rotations["all"].inv_freq[1] == pytest.approx(10000 ** (-2 / 64))
+
+
+MSCALES = {"type": "yarn", "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.707}
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
+
+
+@pytest.mark.parametrize(
+    ("family", "scaling"),
+    [
+        ("deepseek_v2", MSCALES),
+        ("minicpm3", MSCALES),
+        ("mistral4", MSCALES),
+        ("phimoe", {**LONGROPE, "short_mscale": 1.2, "long_mscale": 1.2}),
+    ],
+)
+def test_what_5_15_changed_is_not_said_of_releases_before(family, scaling):
+    """Until then, asked 5.12.1 says, MLA's softmax had no temperature in three families, and
+    Phi-3.5-MoE took its long list beyond the original length."""
+    scaling = {**scaling, "original_max_position_embeddings": 4096}
+    config = {"model_type": family, "rope_theta": 10000.0, "rope_scaling": scaling}
+    runtime = RUNTIMES["transformers-5"]
+    assert runtime(config, None, "5.14").known == "unknown"
+    assert runtime(config, None, "5.15").known == "yes"
