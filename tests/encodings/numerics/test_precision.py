@@ -8,7 +8,8 @@ import posenc
 from posenc.encodings.registry import lookup
 
 SHAPE = posenc.ModelShape(embed_dim=32, num_heads=4, train_length=16)
-LENGTH = 7
+LENGTH = 6
+CELLS = posenc.positions.grid(2, 3)
 
 
 class Adapted(nn.Linear):
@@ -37,13 +38,15 @@ def linears(name: str) -> list[str]:
     return [where for where, module in encoding.named_modules() if type(module) is nn.Linear]
 
 
-NAMES = ("fox", "dape", "fire", "transformer_xl", "deberta", "inkling", "repo")
+NAMES = ("fox", "dape", "fire", "transformer_xl", "deberta", "inkling", "repo", "swin_v2")
 CASES = [(name, where) for name in NAMES for where in linears(name)]
 X = torch.randn(2, LENGTH, 32, generator=torch.Generator().manual_seed(1))
 
 
 @torch.no_grad()
 def attended(layer: posenc.Attention) -> torch.Tensor:
+    if layer.encoding.claims.num_axes == 2:
+        return layer(X, positions=CELLS)
     return layer(X, positions=range(LENGTH), mask=posenc.masks.causal)
 
 

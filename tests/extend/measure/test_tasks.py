@@ -217,7 +217,7 @@ def test_no_change_has_no_sign_of_a_gain():
 
 def test_what_short_texts_cost_is_measured_and_the_baseline_is_not_in_it(tmp_path):
     folder = save("llama", tmp_path / "llama", spread=0.5)
-    options = Options(windows=2, search_evaluations=0, task=["none"])
+    options = Options(windows=2, search_evaluations=0, task=["none"], anyway=True)
     outcome = hf.extend(folder, 3 * LENGTH, DOCUMENTS, method="linear", options=options)
     assert set(outcome.short_text_rises()) == {"linear"}
     assert outcome.short_text_rises()["linear"].mean != 0
