@@ -119,10 +119,9 @@ def _sentences_on_tunings(study: Study) -> Iterator[str]:
         tuned_rows = by_name.get(row_name(encoding, "tuned"))
         window_rows = by_name.get(row_name(encoding, "window"))
         if tuned_rows and window_rows and _is_worse(tuned_rows, window_rows):
-            lost_near = _mean_near(tuned_rows) - _mean_near(window_rows)
-            losses_near[encoding] = lost_near
-            trial = tuned_rows[0].trial
+            losses_near[encoding] = _mean_near(tuned_rows) - _mean_near(window_rows)
     if losses_near:
+        trial = rows_of(study)[0].trial  # all trials of a study are tuned alike
         yield sentence_on_tunings_without_gain(
             losses_near, trial.tune_steps, max(trial.test_lengths)
         )
