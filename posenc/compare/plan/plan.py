@@ -444,10 +444,12 @@ def _test_window(options: Options, train_length: int, lengths: Sequence[int]) ->
             f"--test-window: --objective {options.objective} reads whole windows from both sides; "
             "a window of past bytes is for --objective causal. Leave it out."
         )
+    is_on_bytes = options.tokenizer is None and options.tokens is None
     if options.test_window >= max(lengths):
         raise ValueError(
             f"--test-window {options.test_window} hides nothing in tests of up to "
-            f"{max(lengths)}. Give a smaller window, or longer --test-lengths."
+            f"{max(lengths)} {'bytes' if is_on_bytes else 'tokens'}. Give a smaller window, or "
+            "longer --test-lengths."
         )
     return options.test_window
 
