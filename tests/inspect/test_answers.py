@@ -161,7 +161,7 @@ def test_how_far_a_checkpoint_was_trained():
     said = of_checkpoint.answer_in_words([rotation()], 256)
     assert said == (
         "Trained on 256 tokens: beyond them 2 of its 4 rotary pairs leave their trained range; "
-        "expect it to break there."
+        "it may break there."
     )
     stretched = of_checkpoint.answer_in_words([rotation(longest=1024, factor=4.0)], 1024)
     assert "stretched to 1,024 by yarn: up to there all 4 rotary pairs stay" in stretched

@@ -231,6 +231,14 @@ def _auto_class(
             )
         chosen_class = transformers.AutoModelForSeq2SeqLM
     if type(config) not in chosen_class._model_mapping:
+        text_config = text_config_of(config)
+        if text_config is not config:
+            raise ValueError(
+                f"{folder}: a {config.model_type} model reads more than text, and transformers "
+                f"{transformers.__version__} does not open its language model "
+                f"({text_config.model_type}) by itself; save that in a folder of its own, with "
+                "model.language_model's weights, and use this folder."
+            )
         raise ValueError(
             f"{folder}: a {config.model_type} model is neither a causal nor a masked language "
             "model."

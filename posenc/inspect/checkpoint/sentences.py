@@ -271,7 +271,7 @@ def _limit_of_rotation(rotation: Rotation) -> str:
     if not num_new:
         return f"{opening_clause}: all {num_pairs} rotary pairs completed a turn in training."
     return (
-        f"{opening_clause}: beyond them {leaving_clause} trained range; expect it to break there."
+        f"{opening_clause}: beyond them {leaving_clause} trained range; it may break there."
     )
 
 
