@@ -362,7 +362,9 @@ def _load_in_requested_dtype(folder: str | Path, options: Options) -> Checkpoint
 
     Raises: ValueError, for a masked model, if its tokenizer has no mask token.
     """
-    checkpoint = load_checkpoint(folder, dtype=options.precision, device=options.device)
+    checkpoint = load_checkpoint(
+        folder, allow_images=True, dtype=options.precision, device=options.device
+    )
     if checkpoint.masked:
         require_mask_token_id(checkpoint.folder)  # raises before anything is measured
     return checkpoint

@@ -20,7 +20,7 @@ from posenc.files.atomic import prepare_page_and_figures
 from posenc.files.opening import remove_folder
 from posenc.hf import learned_tables
 from posenc.hf.checkpoint.files import read_config, tokenizer_files
-from posenc.hf.checkpoint.loading import DEVICES, DTYPES, Checkpoint
+from posenc.hf.checkpoint.loading import DEVICES, DTYPES, Checkpoint, language_model_of
 from posenc.hf.model_rotation import (
     attentions_with_rope_switch,
     frequencies_differ,
@@ -224,13 +224,13 @@ def check_new_length(checkpoint: Checkpoint, target_length: int) -> None:
 
 
 def _check_positions(checkpoint: Checkpoint) -> None:
-    """Raise ValueError unless the model reads text only and has positions to stretch."""
-    whole_config = checkpoint.model.config
-    text_config = checkpoint.config
-    if text_config is not whole_config:
+    """Raise ValueError unless the model has a part that reads text, with positions to stretch."""
+    model = checkpoint.model
+    if checkpoint.is_whole_with_images and language_model_of(model) is model:
         raise ValueError(
-            f"{checkpoint.folder}: a {whole_config.model_type} model reads more than text; "
-            f"save its language model ({text_config.model_type}) by itself and extend that."
+            f"{checkpoint.folder}: which part of a {model.config.model_type} model reads text is "
+            f"not known; save its language model ({checkpoint.config.model_type}) by itself and "
+            "extend that."
         )
     if not checkpoint.rope_settings and learned_tables.growable_table(checkpoint.model) is None:
         raise ValueError(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posenc.hf.checkpoint.loading import language_model_of, text_config_of
 from posenc.hf.rope_settings import RopeSetting, write_settings
 from posenc.hf.transformers_compat import validate_config
 
@@ -21,10 +22,10 @@ _CHANGED_CONFIG_KEYS = (
 
 def rotary_modules(model: Any) -> list[tuple[nn.Module, str, Any]]:
     """Return (parent, name, module) of each rotary module of a transformers model: `module` is the
-    attribute `name` of the module `parent`."""
+    attribute `name` of the module `parent`. Those of a part for images are left out."""
     return [
         (parent, name, child)
-        for parent in model.modules()
+        for parent in language_model_of(model).modules()
         for name, child in parent.named_children()
         if "RotaryEmbedding" in type(child).__name__
     ]
@@ -174,7 +175,7 @@ def settings_applied(
 
     Raises: ValueError if the model's code refuses them.
     """
-    config: Any = model.config
+    config: Any = text_config_of(model.config)
     values_before = {
         name: copy.deepcopy(getattr(config, name))
         for name in _CHANGED_CONFIG_KEYS

@@ -143,10 +143,10 @@ def write_weights_and_config(
 
 
 def _is_text_of_larger_model(checkpoint: Checkpoint, *, weights_changed: bool) -> bool:
-    """Return True if the exported weights include those of a larger model, as for images, of which
-    the model in memory reads the text only (Qwen3.5). Changed weights are written without the
-    others."""
-    return isinstance(checkpoint.raw_config.get("text_config"), dict) and not weights_changed
+    """Return True if the exported weights include those of a part for images. Where the model in
+    memory is the language model only (Qwen3.5), changed weights are written without the others."""
+    has_text_config = isinstance(checkpoint.raw_config.get("text_config"), dict)
+    return has_text_config and (checkpoint.is_whole_with_images or not weights_changed)
 
 
 def _nest_text_config(
@@ -164,9 +164,10 @@ def _config_and_serving_page(
 ) -> tuple[dict[str, Any], str]:
     """Return the content of config.json and the text of SERVE.md. folder: where transformers 5 has
     written the config of the model in memory. folder_name: the final name of the folder."""
-    saved_config = {
-        k: v for k, v in read_json(folder / "config.json").items() if k not in DTYPE_KEYS
-    }
+    saved_config = read_json(folder / "config.json")
+    if checkpoint.is_whole_with_images:
+        saved_config = saved_config["text_config"]
+    saved_config = {k: v for k, v in saved_config.items() if k not in DTYPE_KEYS}
     raw_config = checkpoint.raw_config
     is_nested = _is_text_of_larger_model(checkpoint, weights_changed=plan.weights_changed)
     text_config = raw_config["text_config"] if is_nested else raw_config

@@ -18,7 +18,7 @@ from torch import Tensor
 from posenc.command_line.errors import RunFailed
 from posenc.extend.measure.losses import last_logits
 from posenc.files.atomic import write_atomically
-from posenc.hf.checkpoint.loading import Checkpoint
+from posenc.hf.checkpoint.loading import Checkpoint, import_quiet_transformers
 from posenc.hf.model_rotation import rotary_frequencies
 from posenc.hf.transformers_compat import cache_argument_name
 
@@ -109,16 +109,16 @@ class Prover:
         return self._process
 
     def compare(
-        self, folder: Path, expected_tensors: dict[str, Tensor], model: Any, *, masked: bool
+        self, folder: Path, expected_tensors: dict[str, Tensor], model: Any, objective: str
     ) -> Proof:
         """Compare the folder with expected tensors (frequencies, tokens, logits), in the dtype and
-        on the device of the model.
+        on the device of the model. objective: "causal", "masked", or "with images" for a causal
+        model that is loaded with its part for images.
 
         Raises: RunFailed where the folder does not load there.
         """
         expected_file = Path(self._scratch.name) / "expected.safetensors"
         write_atomically(expected_file, save(expected_tensors))
-        objective = "masked" if masked else "causal"
         dtype = str(model.dtype).removeprefix("torch.")
         cache_name = cache_argument_name(model)
         reader_arguments = [
@@ -170,7 +170,11 @@ def prove(checkpoint: Checkpoint, folder: Path, prover: Prover, tokens: Tensor) 
     }
     logits = last_logits(model, tokens, NUM_COMPARED_LOGITS)
     expected_tensors |= {"tokens": tokens, "logits": logits.contiguous()}
-    proof = prover.compare(folder, expected_tensors, model, masked=checkpoint.masked)
+    objective = "masked" if checkpoint.masked else "causal"
+    is_causal_class = type(model.config) in import_quiet_transformers().MODEL_FOR_CAUSAL_LM_MAPPING
+    if checkpoint.is_whole_with_images and not is_causal_class:
+        objective = "with images"
+    proof = prover.compare(folder, expected_tensors, model, objective)
     return replace(
         proof, logits_change_by_frequency_error=_logits_change_by_frequency_error(model, tokens)
     )

@@ -1,7 +1,7 @@
 """Check, run by path in its own process, that stock transformers reads a folder correctly.
 
 python stock_reader.py PARENT
-    <  ["FOLDER", "EXPECTED.safetensors", "causal" or "masked", DTYPE, DEVICE, CACHE ARGUMENT]
+    <  ["FOLDER", "EXPECTED.safetensors", OBJECTIVE, DTYPE, DEVICE, CACHE ARGUMENT]
     ->  one line of JSON with the largest errors. It ends with the process PARENT.
 """
 
@@ -35,11 +35,20 @@ FAMILIES_THAT_READ_PADDING = ("convbert", "mobilebert")
 the tokens next to it."""
 
 
+def text_part(model: Any) -> torch.nn.Module:
+    """Return the part of a model that has its text_config; the model where that is all of it."""
+    text_config = getattr(model.config, "text_config", None)
+    for module in model.modules():
+        if text_config is not None and getattr(module, "config", None) is text_config:
+            return module
+    return model
+
+
 def rotary_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return a copy of inv_freq by layer type ("" for a single one). To be called before the model
     reads anything, since that could change it."""
     buffers = {}
-    for module in model.modules():
+    for module in text_part(model).modules():
         if "RotaryEmbedding" not in type(module).__name__:
             continue
         for name, buffer in module.named_buffers(recurse=False):
@@ -121,7 +130,7 @@ def padding_error(model: Any, tokens: torch.Tensor, objective: str) -> float | N
         (batch_logits[i, : row.shape[1]], logits_alone[i]) for i, row in enumerate(rows)
     ]
 
-    if objective == "causal":
+    if objective != "masked":
         token_ids = torch.cat([long_row, torch.cat([padding, short_row], dim=1)])
         mask = torch.cat([torch.ones_like(long_row), torch.cat([zeros, ones], dim=1)])
         prompt_len = token_ids.shape[1] - NUM_STEPS
@@ -154,16 +163,17 @@ def main(
     """Load a folder with stock transformers, compare it with the tensors in `expected_file`, and
     print the largest errors as one line of JSON.
 
-    objective: "causal" or "masked". cache_name: the argument of the model for its KV cache; None
+    objective: "causal", "masked" or "with images", for a causal model that is loaded with its part
+    for images. cache_name: the argument of the model for its KV cache; None
     without.
     """
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    auto_class = (
-        transformers.AutoModelForMaskedLM
-        if objective == "masked"
-        else transformers.AutoModelForCausalLM
-    )
+    auto_class = {
+        "causal": transformers.AutoModelForCausalLM,
+        "masked": transformers.AutoModelForMaskedLM,
+        "with images": transformers.AutoModelForImageTextToText,
+    }[objective]
     # "auto" spreads the weights over all devices, by the package accelerate.
     device_options = {"device_map": "auto"} if device == "auto" else {}
     model: Any = auto_class.from_pretrained(
@@ -194,7 +204,7 @@ def main(
         "padding_error": padding_error(model, tokens, objective),
         "num_generated": 0,
     }
-    if objective == "causal":
+    if objective != "masked":
         num_steps = min(16, tokens.shape[1] // 2)
         expected_logits = logits[:, -num_steps:].float()
         logits_by_step = logits_in_steps(model, tokens, num_steps, cache_name)

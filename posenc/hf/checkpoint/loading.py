@@ -59,6 +59,11 @@ class Checkpoint:
         return text_config_of(self.model.config)
 
     @property
+    def is_whole_with_images(self) -> bool:
+        """Return True if the model in memory has parts for more than text."""
+        return self.config is not self.model.config
+
+    @property
     def trained_length(self) -> int:
         """Return `max_positions`, for which the model is taken to be trained. Raise ValueError if
         the config has no limit."""
@@ -73,6 +78,7 @@ def load_checkpoint(
     folder: str | Path,
     *,
     allow_encoder_decoder: bool = False,
+    allow_images: bool = False,
     attention_implementation: str | None = None,
     dtype: str = "float32",
     device: str = "cpu",
@@ -82,6 +88,8 @@ def load_checkpoint(
     Args:
         folder: a Hugging Face folder.
         allow_encoder_decoder: accept encoder-decoders too, instead of refusing them.
+        allow_images: accept models of text and images whose language model transformers does not
+            open by itself; the whole model is then loaded, and reads text.
         attention_implementation: attn_implementation of transformers; None lets transformers
             choose. Some families (Falcon) accept it only at loading.
         dtype: dtype of the weights, one of DTYPES; "auto" keeps the stored one, and then
@@ -93,7 +101,9 @@ def load_checkpoint(
     does not know without running code from the folder.
     """
     resolved_device = resolve_device(device)
-    described = _read_description(Path(folder), dtype, allow_encoder_decoder)
+    described = _read_description(
+        Path(folder), dtype, allow_encoder_decoder, allow_images=allow_images
+    )
     folder = described.folder
     auto_class = described.auto_class
     transformers = import_quiet_transformers()
@@ -144,7 +154,9 @@ class _Description(NamedTuple):
         return _most_common_dtype(self.elements_by_dtype)
 
 
-def _read_description(folder: Path, dtype: str, allow_encoder_decoder: bool) -> _Description:
+def _read_description(
+    folder: Path, dtype: str, allow_encoder_decoder: bool, *, allow_images: bool = False
+) -> _Description:
     """Read and check everything of a folder but its weights. Raises: as `load_checkpoint`."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
@@ -158,10 +170,23 @@ def _read_description(folder: Path, dtype: str, allow_encoder_decoder: bool) -> 
             f"{folder / 'config.json'}: transformers {transformers.__version__} does not load it "
             f"({one_line(error)})."
         ) from error
-    auto_class = _auto_class(config, raw_config, folder, allow_encoder_decoder)
+    if allow_images and _needs_its_images(config):
+        auto_class = transformers.AutoModelForImageTextToText
+    else:
+        auto_class = _auto_class(config, raw_config, folder, allow_encoder_decoder)
     rope_settings, max_positions = _rope_settings_and_limit(text_config_of(config), folder)
     return _Description(
         folder, raw_config, elements_by_dtype, config, auto_class, rope_settings, max_positions
+    )
+
+
+def _needs_its_images(config: Any) -> bool:
+    """Return True for a model of text and images that transformers opens only as a whole."""
+    transformers = import_quiet_transformers()
+    return (
+        text_config_of(config) is not config
+        and type(config) not in transformers.AutoModelForCausalLM._model_mapping
+        and type(config) in transformers.AutoModelForImageTextToText._model_mapping
     )
 
 
@@ -339,6 +364,18 @@ def memory_of_devices(device: str) -> tuple[str, list[int] | None]:
     # Without accelerate, all is on the first.
     count = torch.cuda.device_count() if resolved_device == "auto" else 1
     return "cuda", [torch.cuda.get_device_properties(i).total_memory for i in range(count)]
+
+
+def language_model_of(model: Any) -> Any:
+    """Return the part of a model that reads text: the one that has its text_config; the model
+    itself where that is all of it, or no part has it."""
+    text_config = text_config_of(model.config)
+    if text_config is model.config:
+        return model
+    for module in model.modules():
+        if getattr(module, "config", None) is text_config:
+            return module
+    return model
 
 
 def import_quiet_transformers() -> Any:

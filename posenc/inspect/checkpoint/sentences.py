@@ -270,9 +270,7 @@ def _limit_of_rotation(rotation: Rotation) -> str:
         return f"{opening_clause}: up to there {leaving_clause} trained range."
     if not num_new:
         return f"{opening_clause}: all {num_pairs} rotary pairs completed a turn in training."
-    return (
-        f"{opening_clause}: beyond them {leaving_clause} trained range; it may break there."
-    )
+    return f"{opening_clause}: beyond them {leaving_clause} trained range; it may break there."
 
 
 def swap_in_words(swap: Swap, findings: SwapFindings) -> str:

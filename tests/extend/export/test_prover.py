@@ -35,7 +35,7 @@ def compared(tmp_path, monkeypatch):
     def run(script: str) -> Proof:
         (tmp_path / "stock_reader.py").write_text(script, encoding="utf-8")
         with Prover() as running:
-            return running.compare(tmp_path, {"logits": torch.tensor([-3.0])}, model, masked=True)
+            return running.compare(tmp_path, {"logits": torch.tensor([-3.0])}, model, "masked")
 
     return run
 
