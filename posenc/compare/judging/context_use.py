@@ -92,12 +92,7 @@ def _losses_of_the_same_bytes(
     """Return the losses of the far bytes of the longest windows at all lengths at which the same
     bytes were read. longest_scores: the scores of the longest windows, for each seed."""
     train_length = rows[0].trial.train_length
-    losses: _LossesByLength = {}
-    for score in rows[0].by_context:
-        with_context = [row_score for row in rows for row_score in row.by_context]
-        losses_of_seeds = [s.windows for s in with_context if s.length == score.length]
-        if len(losses_of_seeds) == len(rows) and all(losses_of_seeds):
-            losses[score.length] = losses_of_seeds
+    losses = _losses_with_little_context(rows)
     losses[train_length] = [score.near_windows for score in longest_scores]
     for length in rows[0].far_by_length:
         scores = [row.far_by_length[length] for row in rows if length in row.far_by_length]
@@ -107,6 +102,19 @@ def _losses_of_the_same_bytes(
         if are_same_bytes and all(score.far is not None for score in scores):
             losses[length] = [score.windows for score in scores]
     return losses
+
+
+def _losses_with_little_context(rows: Sequence[Row]) -> _LossesByLength:
+    """Return the losses of the far bytes with less context than in training, by its length; of
+    lengths that every seed was measured at."""
+    losses_by_length: _LossesByLength = {}
+    for row in rows:
+        for score in row.by_context:
+            if score.windows:
+                losses_by_length.setdefault(score.length, []).append(score.windows)
+    return {
+        length: losses for length, losses in losses_by_length.items() if len(losses) == len(rows)
+    }
 
 
 def _savings(losses: _LossesByLength) -> dict[tuple[int, int], Gap]:

@@ -30,7 +30,7 @@ from posenc.compare.judging.summary import (
     summarise,
 )
 from posenc.compare.judging.tuning import sentences_on_longer_trainings, sentences_on_tuning
-from posenc.compare.results import Study, TrialResult
+from posenc.compare.results import RateCheck, Study, TrialResult
 from posenc.compare.rows import plain_name, rows_by_name, rows_of
 from posenc.compare.trial.config import TrialConfig
 from posenc.report.report import join_names, list_up_to_six, number_word
@@ -85,19 +85,24 @@ def _sentences_on_servers(study: Study) -> Iterator[str]:
         for name in served_rows
         if (name, served_rows[0]) not in standing.worse_pairs
     }
-    # Others that are ahead of what these servers run, and that none of them runs either.
     rows_ahead = standing.order[: standing.order.index(served_rows[0])] if served_rows else ()
-    unserved_encodings = [encoding]
-    for other in dict.fromkeys(encoding_of[name] for name in rows_ahead):
-        if other != encoding and not {*servers_without} & {*servers_of(other)}:
-            unserved_encodings.append(other)
+    encodings_ahead = [encoding_of[name] for name in rows_ahead]
     pair_gap = None
     if len(best_served) == 2:
         first_served, second_served = best_served
         pair_gap = standing.gap(second_served, first_served)
     yield sentence_on_servers(
-        unserved_encodings, servers_without, best_served, standing.order[0], pair_gap
+        _unserved_encodings([encoding, *encodings_ahead], servers_without),
+        servers_without,
+        best_served,
+        standing.order[0],
+        pair_gap,
     )
+
+
+def _unserved_encodings(encodings: Sequence[str], servers: Sequence[str]) -> list[str]:
+    """Return the encodings that none of the servers runs, each once."""
+    return [name for name in dict.fromkeys(encodings) if not {*servers} & {*servers_of(name)}]
 
 
 def _sentences_on_exclusions(study: Study) -> Iterator[str]:
@@ -204,7 +209,6 @@ def limits_of(study: Study) -> StudyLimits:
     """Return the limits of a study with at least one finished trial."""
     trials = [result.config for result in study.finished]
     text_results = [result for result in study.finished if result.config.is_on_text]
-    step_counts = {trial.steps for trial in trials}
     doubling_is_measured = is_doubling_measured(study)
     saved_by_encoding = (
         bits_saved_by_doubling(study) if doubling_is_measured else falls_since_half(text_results)
@@ -222,36 +226,54 @@ def limits_of(study: Study) -> StudyLimits:
         has_text=bool(text_results),
         num_tasks=len(study.sequence_tasks),
         num_parameters=fmean(result.parameters for result in study.finished) or None,
-        num_steps=(step_counts.pop() or None) if len(step_counts) == 1 else None,
+        num_steps=_shared_steps(trials),
         saved_bits=(min(saved), max(saved)) if saved else None,
         doubling_is_measured=doubling_is_measured,
         turnable_bits=bits_that_may_turn(study),
         taken_encoding=taken_encoding,
         moves_of_leads=moves,
-        first_seed_chose=any(
-            check.plain_at is not None and trial.steps == check.steps_tried(trial.steps)
-            for check in searches_on_text
-            for trial in trials[:1]
-        ),
+        first_seed_chose=_first_seed_chose(searches_on_text, trials),
         rates_searched=bool(searches_on_text),
         knobs_searched=any(rate_check.plain_at is not None for rate_check in searches_on_text),
         has_retrieval=bool(study.sequence_tasks),
         absent_baselines=_absent_baselines([(row.encoding, row.reading) for row in rows_of(study)]),
-        num_sizes=(
-            study.table.num_sizes
-            if study.table is not None
-            else len({(trial.width, trial.layers) for trial in trials})
-        ),
+        num_sizes=_num_sizes(study, trials),
         bytes_per_parameter=_bytes_per_parameter(text_results),
         bits_saved_by_far_context=_most_bits_saved(study),
         has_far=near_and_far(study).far is not None,
         documents_apart=any(trial.document_end is not None for trial in trials),
-        has_old_t5=any(
-            trial.encoding == "t5" and trial.recipe <= LAST_RECIPE_OF_UNSCALED_T5
-            for trial in trials
-        )
-        and study.table is None,
+        has_old_t5=study.table is None and _has_old_t5(trials),
         table=study.table,
+    )
+
+
+def _shared_steps(trials: Sequence[TrialConfig]) -> int | None:
+    """Return the steps of all trials; None if they differ or are unknown, which is written 0."""
+    step_counts = {trial.steps for trial in trials}
+    return step_counts.pop() or None if len(step_counts) == 1 else None
+
+
+def _first_seed_chose(searches: Sequence[RateCheck], trials: Sequence[TrialConfig]) -> bool:
+    """Return True if trials of a search of rates and settings had as many steps as the study's: its
+    trials with the first seed are then those that were chosen."""
+    num_steps = trials[0].steps
+    return any(
+        search.plain_at is not None and search.steps_tried(num_steps) == num_steps
+        for search in searches
+    )
+
+
+def _num_sizes(study: Study, trials: Sequence[TrialConfig]) -> int:
+    """Return the number of sizes of the model, which a table counts itself."""
+    if study.table is not None:
+        return study.table.num_sizes
+    return len({(trial.width, trial.layers) for trial in trials})
+
+
+def _has_old_t5(trials: Sequence[TrialConfig]) -> bool:
+    """Return True if `t5` was trained when it meant what is `t5:unscaled=true` now."""
+    return any(
+        trial.encoding == "t5" and trial.recipe <= LAST_RECIPE_OF_UNSCALED_T5 for trial in trials
     )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from posenc.compare.judging.judgement import judge
 from posenc.compare.judging.standing import MARGIN
-from posenc.compare.reports.leaderboard import published_losses_on_code
+from posenc.compare.reports.leaderboard import PublishedLosses, published_losses_on_code
 from posenc.compare.results import RateCheck, Study
 from posenc.compare.rows import Row, plain_name, row_name, rows_by_name, rows_of
 from posenc.report.report import join_names, list_up_to_six, number_word
@@ -306,6 +306,13 @@ def sentences_on_longer_trainings(study: Study) -> Iterator[str]:
         yield _sentence_on_leaderboard(study)
 
 
+def _published_lead_in_words(published: PublishedLosses, leader: str, other: str) -> str:
+    """Write a lead of the leaderboard, and whether its seeds tell the two apart."""
+    lead = published.means[other] - published.means[leader]
+    is_told = abs(lead) >= published.least_difference
+    return f"{lead:.2f} over {other}" + ("" if is_told else " (not told apart)")
+
+
 def _sentence_on_leaderboard(study: Study) -> str:
     """Write by how much the encoding to take is ahead in longer trainings, at the training length,
     and which others are in another order there."""
@@ -319,11 +326,7 @@ def _sentence_on_leaderboard(study: Study) -> str:
     others = [name for name in known if name != taken]
     if taken not in known or not others:
         return f"{pointer}."
-    leads = []
-    for name in others:
-        lead = published.means[name] - published.means[taken]
-        is_told = abs(lead) >= published.least_difference
-        leads.append(f"{lead:.2f} over {name}{'' if is_told else ' (not told apart)'}")
+    leads = [_published_lead_in_words(published, taken, name) for name in others]
     not_run = [name for name in order_here if name not in published.means]
     turned = [
         f"{behind} is ahead of {ahead}"
