@@ -5,6 +5,7 @@ weights take none. Its rotary modules are then called with unit vectors, which s
 are a pair, by what angle they turn, and how much longer they become.
 """
 
+import inspect
 import math
 import re
 from importlib import metadata
@@ -20,6 +21,10 @@ LAYER_PATTERN = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 IMAGES_OR_SOUND_PATTERN = re.compile(r"vis(ion|ual)|audio|image|speech")
 ROTATING_CLASS_PATTERN = re.compile(r"rope|rotary", re.IGNORECASE)
 """Name of a class that rotates."""
+CONDITION_OF_ROTATION = re.compile(
+    r"^( *)(?:el)?if self\.(\w+):\n(?:\1 +.*\n){0,4}?\1 +.*self\.rope\(", re.MULTILINE
+)
+"""A condition in an attention, the second group, in whose block alone it rotates: Cohere 2's."""
 SCALE_NAMES = ("scale", "softmax_scale", "scaling")
 """Names by which an attention keeps what it multiplies q . k by."""
 LONGEST_SEQUENCE = 2**21
@@ -85,7 +90,9 @@ def measure_model(model, lengths):
             continue
         index = int(layer_match[1])
         num_layers = max(num_layers, index + 1)
-        if ROTATING_CLASS_PATTERN.search(type(module).__name__) and index not in rope_by_layer:
+        is_rotary = bool(ROTATING_CLASS_PATTERN.search(type(module).__name__))
+        owner = modules.get(path.rpartition(".")[0])
+        if is_rotary and index not in rope_by_layer and applies_rotation(owner):
             rope_by_layer[index] = (path, module)
     if not num_layers:
         return {"unmeasured": f"{type(model).__name__} of {type(model).__module__} has no layers"}
@@ -106,6 +113,16 @@ def measure_model(model, lengths):
         "interleaved": interleaved_values.pop() if len(interleaved_values) == 1 else None,
         "admits": None,
     }
+
+
+def applies_rotation(attention):
+    """Return False if an attention keeps a rotary module that a condition of its own leaves out."""
+    try:
+        source = inspect.getsource(type(attention).__call__)
+    except (OSError, TypeError):  # it is no module of Python's
+        return True
+    conditions = {name for _, name in CONDITION_OF_ROTATION.findall(source)}
+    return all(getattr(attention, name, True) for name in conditions)
 
 
 def distinct_rotations(rope_by_layer, length):

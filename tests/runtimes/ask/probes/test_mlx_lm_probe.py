@@ -123,3 +123,20 @@ def test_code_of_a_folder_is_never_run(tmp_path):
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     said = answer({**LLAMA, "model_file": str(tmp_path / "own.py")})
     assert "model_file" in said.why_unmeasured and not (tmp_path / "ran").exists()
+
+
+def test_a_layer_that_keeps_a_rotary_module_and_passes_it_over_does_not_rotate():
+    """Cohere 2 rotates in its windowed layers only, every layer but the fourth."""
+    config = {
+        **LLAMA,
+        "model_type": "cohere2",
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 8,
+        "head_dim": 16,
+        "sliding_window_pattern": 4,
+    }
+    said = answer(config)
+    assert said.without_rotation == (3, 7)
+    assert RUNTIMES[RUNTIME](config).without_rotation == said.without_rotation
+    (row,) = said.rotations
+    assert row.layers == (0, 1, 2, 4, 5, 6)
