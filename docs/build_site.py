@@ -8,6 +8,7 @@ rule of the doctor, a card for each encoding, the public names from their docstr
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import posenc
 from posenc.doctor.rule import SEVERITIES
@@ -38,7 +40,14 @@ ELSEWHERE = {
 }
 """Pages that lie outside of docs, and what they are called in the site."""
 EXPLORER = ROOT / "posenc/explore/explore.html"
-"""The page of `posenc explore`, which the site has at its root."""
+"""The page of `posenc explore`."""
+EXPLORER_NAME = "explorer.html"
+"""What the site calls it, at its root; explore.html is the page about the command."""
+WAY_BACK = (
+    '<p><a href="index.html">posenc</a> · <a href="explore.html">about this page</a> · '
+    '<a href="explore.zh-CN.html">关于本页</a></p>'
+)
+"""Links out of it, which only the site has."""
 GENERATED = {"Tools": ["rules/index"], "API": ["api/index"]}
 """Generated pages by the section of docs/README.md that they belong to."""
 SHAPE = ModelShape(512, 8, head_dim=64, train_length=2048, causal=True)
@@ -117,7 +126,7 @@ def linked(text: str, page: Path, site: dict[Path, str]) -> str:
             name = os.path.relpath(site[file], here)
             return f"[{said}]({name}{'#' if anchor else ''}{anchor})"
         if file == EXPLORER:  # no page of Sphinx, and what follows the # is a view
-            name = os.path.relpath(file.name, here)
+            name = os.path.relpath(EXPLORER_NAME, here)
             return f'<a href="{name}{"#" if anchor else ""}{anchor}">{said}</a>'
         if file.is_relative_to(DOCS / "figures"):
             return f"[{said}]({os.path.relpath(file.relative_to(DOCS), here)})"
@@ -183,19 +192,36 @@ def api() -> dict[str, str]:
     for page, members in groups.items():
         lines = [f"# {page}\n"]
         for name in members:
-            thing = posenc
-            for part in name.split("."):
-                thing = getattr(thing, part)
+            thing = named(name)
             kind = "class" if isinstance(thing, type) else "function" if callable(thing) else "data"
             kind = "data" if kind == "function" and not hasattr(thing, "__name__") else kind
             lines.append(f"```{{eval-rst}}\n.. auto{kind}:: posenc.{name}\n```\n")
         pages[page] = "\n".join(lines)
-    listed = "".join(
-        f"- [{page}]({page}.md): {', '.join(f'`{name}`' for name in members)}\n"
-        for page, members in groups.items()
-    )
-    pages["index"] = f"# API\n\n{listed}{toctree(list(groups))}"
+    lines = ["# API\n"]
+    for page, members in groups.items():
+        lines.append(f"## [{page}]({page}.md)\n")
+        lines += [f"- `{name}`{first_sentence(named(name))}" for name in members]
+        lines.append("")
+    pages["index"] = "\n".join(lines) + toctree(list(groups))
     return pages
+
+
+def named(name: str) -> Any:
+    """Return what a public name such as "masks.causal" means."""
+    thing = posenc
+    for part in name.split("."):
+        thing = getattr(thing, part)
+    return thing
+
+
+def first_sentence(thing: Any) -> str:
+    """Return a colon and the first sentence of a class's or a function's docstring; "" for other
+    objects, which have only that of their class."""
+    if not isinstance(thing, type) and not hasattr(thing, "__name__"):
+        return ""
+    paragraph = " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split())
+    sentence = re.split(r"(?<=\.) (?=[A-Z])", paragraph)[0]
+    return f": {sentence}" if sentence else ""
 
 
 def card(row: dict) -> str:
@@ -267,6 +293,13 @@ def draw(folder: Path) -> None:
         write_svg(chart.figure, folder / f"{name}.svg", f"Score by distance of {name}.")
 
 
+def explorer_with_way_back() -> str:
+    """Return the page of `posenc explore` with links to the site."""
+    page = EXPLORER.read_text(encoding="utf-8")
+    assert page.count("<main") == 1
+    return page.replace("<main", f"{WAY_BACK}\n<main")
+
+
 def for_machines(source: Path, site: Path) -> None:
     """Write llms.txt, the index with a line for each page, and llms-full.txt, every page."""
     index = (source / "index.md").read_text(encoding="utf-8")
@@ -327,7 +360,7 @@ def dead(site: Path) -> list[str]:
             file = (path.parent / name.partition("?")[0]).resolve() if name else path
             file = file / "index.html" if file.is_dir() else file
             known = pages[file].ids if file in pages else set()
-            held = file.suffix == ".html" and file.name != EXPLORER.name
+            held = file.suffix == ".html" and file.name != EXPLORER_NAME
             if not file.exists() or (anchor and held and anchor not in known):
                 found.append(f"{path.relative_to(site)}: {target}")
     return found
@@ -344,7 +377,7 @@ def main() -> int:
     if code := subprocess.run(command).returncode:
         return code
     for_machines(source, site)
-    shutil.copy(EXPLORER, site)
+    (site / EXPLORER_NAME).write_text(explorer_with_way_back(), encoding="utf-8")
     broken = dead(site)
     print("\n".join(broken or [f"Wrote {(site / 'index.html').relative_to(ROOT)}"]))
     return bool(broken)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from site_search import SPLIT_QUERY, terms_of
 
 project = author = "posenc"
 html_title = "posenc"
@@ -24,6 +29,7 @@ html_theme = "furo"
 html_show_sphinx = False
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
+html_search_language = "en-zh"
 
 _LABEL = re.compile(r"([A-Z][a-z]+(?: [a-z]+)?): (\S.*)")
 _ITEM = re.compile(r"([a-z_]+): (\S.*)")
@@ -68,7 +74,25 @@ def escaped(text: str) -> str:
     return "".join(parts)
 
 
+def search_language() -> type:
+    """Return the class by which Sphinx indexes both languages: English by word stems, Chinese by
+    pairs of characters. Sphinx is only imported here, because tests load this file without it."""
+    from sphinx.search import SearchEnglish
+
+    class SearchEnglishAndChinese(SearchEnglish):
+        lang = "en-zh"
+        language_name = "English and Chinese"
+        js_splitter_code = SPLIT_QUERY
+
+        def split(self, input: str) -> list[str]:
+            return terms_of(input)
+
+    return SearchEnglishAndChinese
+
+
 def setup(app) -> None:
+    app.add_search_language(search_language())
+
     def read(app, what, name, obj, options, lines: list[str]) -> None:
         lines[:] = as_rst(lines)
 

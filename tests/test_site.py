@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import posenc
+from tests.browser import needs_chromium
 from tests.explore.test_page import PANELS
 from tests.test_readme import ROOT, load_script
 
@@ -57,7 +58,7 @@ def test_lines_of_chinese_are_joined_and_nothing_else(site):
 def test_the_site_has_the_explorer_at_its_root(site):
     page = ROOT / "docs/learn/rope.zh-CN.md"
     shown = site.linked("[it](../../posenc/explore/explore.html#lang=zh)", page, site.where())
-    assert shown == '<a href="../explore.html#lang=zh">it</a>'
+    assert shown == '<a href="../explorer.html#lang=zh">it</a>'
 
 
 @pytest.mark.parametrize("page", LEARN, ids=lambda page: page.name)
@@ -186,3 +187,45 @@ def test_the_page_on_yarn_shows_what_the_doctor_prints(tmp_path):
         (both, new, both | {"max_position_embeddings": 32768}), shown, strict=True
     ):
         assert printed(config, tmp_path) == table.splitlines()
+
+
+SAID = "RoPE 的长度外推 rope_theta=10000，键。"
+
+
+def test_chinese_is_searched_by_pairs_of_characters():
+    terms = load_script("site_search", "docs").terms_of(SAID)
+    assert {"RoPE", "rope_theta", "10000", "外推", "长度", "键"} <= set(terms)
+    assert "键。" not in terms and "RoPE 的" not in terms
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("query", "terms"),
+    [
+        ("外推", ["外推"]),
+        ("长度外推", ["长度", "度外", "外推"]),
+        ("RoPE为什么", ["RoPE", "为什", "什么"]),
+        ("键", ["键"]),
+        ("rope_theta=10000", ["rope_theta", "10000"]),
+        ("...", []),
+    ],
+)
+def test_a_query_is_split_into_terms_of_the_index(browser, query, terms):
+    script = load_script("site_search", "docs")
+    split = browser.evaluate(f"{script.SPLIT_QUERY}; splitQuery({json.dumps(query)})")
+    assert split == terms
+    assert set(split) <= set(script.terms_of(query))
+    assert not set("&<>'\"") & set(script.SPLIT_QUERY)
+
+
+def test_the_explorer_has_a_way_back_and_a_name_of_its_own(site):
+    page = site.explorer_with_way_back()
+    assert site.WAY_BACK in page and site.EXPLORER_NAME not in site.where().values()
+    assert "explore.html" in {name.replace(".md", ".html") for name in site.where().values()}
+
+
+def test_the_index_of_the_api_has_a_sentence_for_each_class_and_function(site):
+    lines = [line for line in site.api()["index"].splitlines() if line.startswith("- `")]
+    assert len(lines) > 80
+    without = {re.findall(r"`(.+?)`", line)[0] for line in lines if "`:" not in line}
+    assert all(name.startswith("masks.") for name in without), without
