@@ -153,3 +153,41 @@ export function angleError(position, freq, dtype) {
   }
   return most;
 }
+
+export const WORD_DIM = 16;
+
+// A fixed vector for each word, the same at every place: sixteen numbers between -1 and 1.
+export function wordVector(word) {
+  let seed = 2166136261;
+  for (const letter of word) seed = Math.imul(seed ^ letter.codePointAt(0), 16777619) >>> 0;
+  return range(WORD_DIM).map(() => {
+    seed = (Math.imul(seed, 1664525) + 1013904223) >>> 0;
+    return (2 * seed) / 2 ** 32 - 1;
+  });
+}
+
+// Attention weights of vectors that are queries and keys at once, a row for each query; no mask.
+// positions: "nope", "rope" with base 10,000, or "alibi" as the first of eight heads has it.
+export function attentionWeights(vectors, positions) {
+  const turned = positions === "rope" ? vectors.map((x, p) => rotated(x, p)) : vectors;
+  const slope = positions === "alibi" ? slopes(8)[0] : 0;
+  return turned.map((q, i) => {
+    const scores = turned.map((k, j) => {
+      const dot = q.reduce((sum, x, c) => sum + x * k[c], 0);
+      return dot / Math.sqrt(WORD_DIM) - slope * Math.abs(i - j);
+    });
+    const highest = Math.max(...scores);
+    const powers = scores.map((score) => Math.exp(score - highest));
+    const total = powers.reduce((sum, x) => sum + x, 0);
+    return powers.map((x) => x / total);
+  });
+}
+
+// Pairs are (t, t + dim/2).
+function rotated(x, position) {
+  const half = x.length / 2;
+  const angles = plain(x.length, 10000).map((freq) => position * freq);
+  const first = angles.map((a, t) => x[t] * Math.cos(a) - x[t + half] * Math.sin(a));
+  const second = angles.map((a, t) => x[t + half] * Math.cos(a) + x[t] * Math.sin(a));
+  return [...first, ...second];
+}

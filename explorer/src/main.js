@@ -1,4 +1,4 @@
-// Build the page: a head, seven panels, a foot; draw again when something changes.
+// Build the page: a head, a sentence, seven panels, a foot; draw again when something changes.
 
 import { answers, isClear, numbersOf } from "./configs.js";
 import * as formulas from "./formulas.js";
@@ -7,6 +7,7 @@ import { biases } from "./panels/biases.js";
 import { config } from "./panels/config.js";
 import { masks } from "./panels/masks.js";
 import * as roundings from "./panels/rounding.js";
+import { sentence } from "./panels/sentence.js";
 import { scores } from "./panels/scores.js";
 import { turning } from "./panels/turning.js";
 import { wavelength } from "./panels/wavelength.js";
@@ -61,6 +62,11 @@ const panels = Object.entries(PANELS).map(([name, make], i) => {
   return { name, node, render: panel.render };
 });
 
+// The page begins with it; it has no number.
+const opening = sentence();
+const beginning = el("section", { id: "sentence" },
+  el("h2", {}, word(el("span"), "sentence.heading")), word(el("p", { class: "intro" }), "sentence.intro"), opening.node);
+
 const nav = el("nav", {}, el("ol", {}, panels.map(({ name }) =>
   el("li", {}, word(el("a", { href: `#${name}`, onclick: (event) => jump(event, name) }), `${name}.short`)))));
 
@@ -74,7 +80,7 @@ function jump(event, name) {
 }
 
 document.getElementById("page").append(
-  head(), nav, ...panels.map(({ node }) => node),
+  head(), beginning, nav, ...panels.map(({ node }) => node),
   el("footer", {}, word(el("p"), "page.foot")),
 );
 
@@ -83,6 +89,7 @@ function show() {
   document.title = t("page.title");
   nav.setAttribute("aria-label", t("page.panels"));
   said.forEach((each) => each());
+  opening.render();
   panels.forEach(({ render }) => render());
 }
 onChange(show);

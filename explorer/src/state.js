@@ -6,7 +6,7 @@ export const DEFAULTS = {
   position: 0, pairs: "same",
   heads: 8, buckets: 32, furthest: 128, bidirectional: 0, firec: 0.1, threshold: 512,
   causal: 1, window: 0, prefix: 0, docs: "",
-  config: "",
+  config: "", sentence: "", positions: "nope",
 };
 const LIMITS = {
   base: [100, 1e9], factor: [1, 128], dim: [8, 512], original: [64, 1 << 20], position: [0, 2 ** 27],
@@ -14,10 +14,11 @@ const LIMITS = {
   firec: [0.001, 10], threshold: [1, 8192], causal: [0, 1], window: [0, 16], prefix: [0, 16],
 };
 const CHOICES = {
-  lang: ["en", "zh"], pairs: ["same", "mean"],
+  lang: ["en", "zh"], pairs: ["same", "mean"], positions: ["nope", "rope", "alibi"],
   scaling: ["none", "linear", "ntk", "dynamic", "byparts", "yarn", "llama3", "longrope"],
 };
-const LONGEST_CONFIG_IN_LINK = 6000;
+const LONGEST_TEXT_IN_LINK = 6000;
+const TEXTS = ["config", "sentence"];
 
 export const state = { ...DEFAULTS };
 const listeners = [];
@@ -47,8 +48,8 @@ const decode = (text) => {
 function writeLink() {
   const changed = Object.keys(DEFAULTS).filter((key) => state[key] !== DEFAULTS[key]);
   const said = changed
-    .filter((key) => key !== "config" || state.config.length <= LONGEST_CONFIG_IN_LINK)
-    .map((key) => `${key}=${key === "config" ? encode(state.config) : state[key]}`);
+    .filter((key) => !TEXTS.includes(key) || state[key].length <= LONGEST_TEXT_IN_LINK)
+    .map((key) => `${key}=${TEXTS.includes(key) ? encode(state[key]) : state[key]}`);
   try {
     history.replaceState(null, "", `#${said.join("&")}`);
   } catch {
@@ -64,9 +65,9 @@ export function readLink(hash) {
     const key = part.slice(0, at);
     const value = part.slice(at + 1);
     if (!Object.hasOwn(DEFAULTS, key)) continue;
-    if (key === "config") {
+    if (TEXTS.includes(key)) {
       try {
-        found.config = decode(value);
+        found[key] = decode(value);
       } catch {
         continue;
       }

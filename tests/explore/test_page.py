@@ -205,6 +205,45 @@ SETTINGS = [(128, 1e4, 8.0, 4096), (64, 5e5, 1.5, 8192), (80, 1e6, 32.0, 2048)]
 
 
 @needs_chromium
+@pytest.mark.parametrize("positions", ["nope", "rope", "alibi"])
+def test_weights_of_a_sentence_are_those_of_posenc(page, positions):
+    words = ["dog", "bites", "old", "man", "dog"]
+    vectors = page(f"{json.dumps(words)}.map(explorer.formulas.wordVector)")
+    shown = page(f"explorer.formulas.attentionWeights({json.dumps(vectors)}, '{positions}')")
+    encoding = {
+        "nope": None,
+        "rope": posenc.RoPE(16, interleaved=False),
+        "alibi": posenc.ALiBi(num_heads=8),
+    }[positions]
+    x = torch.tensor(vectors, dtype=torch.float64).expand(1, 8, -1, -1)
+    where = {"q_positions": range(len(words)), "kv_positions": range(len(words))}
+    expected = posenc.attention_weights(x, x, encoding, **where)[0, 0]
+    torch.testing.assert_close(torch.tensor(shown).double(), expected, rtol=0, atol=1e-6)
+
+
+@needs_chromium
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_page_begins_with_a_sentence_whose_order_only_positions_show(browser, page, language):
+    finding = "document.querySelector('#sentence .finding').textContent"
+    order_seen = {"en": "order is seen.", "zh": "看得出先后。"}[language]
+    order_unseen = {"en": "Order is not seen.", "zh": "看不出先后。"}[language]
+    for positions, said in (("nope", order_unseen), ("rope", order_seen), ("alibi", order_seen)):
+        view(browser, lang=language, sentence="", positions=positions)
+        assert page(finding).endswith(said), positions
+    view(browser, lang=language, sentence="one two")
+    assert page(finding) == STRINGS["sentence.short"][language]
+    order = "[...document.querySelectorAll('.words thead th')].map(x => x.textContent).join(' ')"
+    view(browser, lang=language, sentence="<b> b c", positions="rope")
+    page("document.querySelector('#sentence button').click()")
+    view(browser)
+    assert page(order) == "c b <b>"
+    follow(page, page("location.hash"))
+    assert page("explorer.state.sentence") == "c b <b>"
+    assert page("document.querySelector('main').children[1].id") == "sentence"
+    view(browser, lang="en", sentence="", positions="nope")
+
+
+@needs_chromium
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_frequencies_are_those_of_posenc(page, setting):
     dim, base, factor, original = setting
