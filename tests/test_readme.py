@@ -164,6 +164,18 @@ def test_links_lead_somewhere(document):
             assert (folder / target.partition("#")[0]).exists(), target
 
 
+@pytest.mark.parametrize("document", READMES)
+def test_the_readmes_anchors_are_headings(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    anchors = re.findall(r"\]\(([\w/.-]+\.md)#([^)\s]+)\)", text)
+    assert len(anchors) >= 7
+    for name, anchor in anchors:
+        page = (ROOT / name).read_text(encoding="utf-8")
+        headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+        slugs = [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings]
+        assert anchor in slugs, f"{name}#{anchor}"
+
+
 @pytest.mark.parametrize("name", ["compare", "extend", "inspect", "doctor", "explore"])
 def test_a_translation_names_the_same_options_methods_and_files(name):
     english, chinese = (
