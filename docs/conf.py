@@ -30,6 +30,7 @@ html_show_sphinx = False
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
 html_search_language = "en-zh"
+html_search_scorer = str(Path(__file__).with_name("search_scorer.js"))
 
 _LABEL = re.compile(r"([A-Z][a-z]+(?: [a-z]+)?): (\S.*)")
 _ITEM = re.compile(r"([a-z_]+): (\S.*)")
@@ -81,8 +82,9 @@ def search_language() -> type:
 
     class SearchEnglishAndChinese(SearchEnglish):
         lang = "en-zh"
-        language_name = "English and Chinese"
+        language_name = "English"  # names the stemmer in JavaScript
         js_splitter_code = SPLIT_QUERY
+        stopwords = SearchEnglish.stopwords - {"own"}  # "your own encoding"
 
         def split(self, input: str) -> list[str]:
             return terms_of(input)

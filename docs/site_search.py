@@ -37,14 +37,14 @@ function splitQuery(query) {
     } else if (part.length == 1) {
       terms.push(part);
     } else {
-      [...part].slice(1).forEach(function (character, i) {
-        terms.push(part[i] + character);
+      [...part].forEach(function (character, i) {
+        if (i % 2 || i == part.length - 1) terms.push(part[i - 1] + character);
       });
     }
   }
   return terms;
 }
 """
-"""The same for a query, in JavaScript. All of its terms must be found, so that of Chinese only the
-pairs are taken, or a single character. It has none of & < > and quotes, which Sphinx's template
-escapes."""
+"""The same for a query, in JavaScript. All of its terms must be found, so of Chinese it takes only
+every second pair, most often a word, and the last one; or a single character. It has none of & < >
+and quotes, which Sphinx's template escapes."""
