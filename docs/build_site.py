@@ -44,7 +44,8 @@ EXPLORER = ROOT / "posenc/explore/explore.html"
 EXPLORER_NAME = "explorer.html"
 """What the site calls it, at its root; explore.html is the page about the command."""
 WAY_BACK = (
-    '<p><a href="index.html">posenc</a> · <a href="explore.html">about this page</a> · '
+    '<p style="max-width: 1060px; margin: 12px auto 0; padding: 0 20px">'
+    '<a href="index.html">posenc</a> · <a href="explore.html">about this page</a> · '
     '<a href="explore.zh-CN.html">关于本页</a></p>'
 )
 """Links out of it, which only the site has."""

@@ -71,6 +71,7 @@ def test_both_readmes_show_the_same_code():
         return [bare(block) for block in blocks(document, "python")]
 
     assert without_comments("README.md") == without_comments("README.zh-CN.md")
+    assert blocks("docs/README.md", "python") == blocks("README.md", "python")  # the site's front
 
 
 @pytest.mark.parametrize("document", READMES)
