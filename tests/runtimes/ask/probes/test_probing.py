@@ -105,3 +105,44 @@ def test_a_missing_kernel_is_no_refusal_of_a_server(shared, error, key):
             raise error
 
     assert key in Planted().answer_case({"config": {}, "lengths": [16]})
+
+
+class LikeCohere2:
+    """An attention that has a rotary module and calls it in some layers only."""
+
+    def __init__(self, v1: bool, sliding_window: int | None) -> None:
+        self.v1, self.sliding_window = v1, sliding_window
+        self.rotary_emb = lambda positions: positions
+
+    def forward(self, positions: int) -> int:
+        if self.v1 or self.sliding_window:
+            positions = self.rotary_emb(positions)
+        return positions
+
+
+class WithTwoWays(LikeCohere2):
+    """An attention that rotates in both branches, and on a condition that is not its own."""
+
+    def forward(self, positions: int) -> int:
+        if self.v1:
+            return self.rotary_emb(positions)
+        elif self.sliding_window:
+            return self.rotary_emb(positions)
+        else:
+            positions = self.rotary_emb(positions)
+        if positions > 3:
+            return self.rotary_emb(positions)
+        return positions
+
+
+@pytest.mark.parametrize(
+    ("attention", "skips"),
+    [
+        (LikeCohere2(False, None), True),
+        (LikeCohere2(True, None), False),
+        (LikeCohere2(False, 64), False),
+        (WithTwoWays(False, None), False),
+    ],
+)
+def test_a_layer_whose_code_does_not_call_its_rotary_module_is_unrotated(attention, skips, shared):
+    assert shared["skips_rotation"](attention) is skips
