@@ -238,7 +238,8 @@ def extend(
         chosen_name = _method_to_export(outcome, method, options)
         if out is not None and chosen_name is not None:
             _export_and_judge(run, outcome, chosen_name, out, prover, judge)
-            remove_folder(default_state_folder(out))
+            if options.state == default_state_folder(out):  # not a folder of the user's choice
+                remove_folder(options.state)
     return outcome
 
 

@@ -68,6 +68,13 @@ def test_a_plan_that_cannot_be_made_is_one_line(words, said, folder, call):
     assert len(err.strip().splitlines()) == 1
 
 
+def test_a_plan_takes_the_training_length_that_is_given(folder):
+    options = Options(trained_length=LENGTH // 2)
+    assert plan_stages(folder, LENGTH, options, is_exported=False)
+    with pytest.raises(ValueError, match="not beyond the training length"):
+        plan_stages(folder, LENGTH, Options(), is_exported=False)
+
+
 def test_devices_of_different_size_get_what_they_have_room_for():
     assert device_sizes("cpu", "2x80,24") == ("cuda", [80 * GB, 80 * GB, 24 * GB])
     stage = Stage("tuning", weights=60 * GB, kept=10 * GB, at_work=4 * GB)

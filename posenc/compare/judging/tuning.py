@@ -321,7 +321,7 @@ def _sentence_on_leaderboard(study: Study) -> str:
     taken = plain_name(places.encoding_of.get(judge(study).taken or "", ""))
     published = published_losses_on_code()
     near_rows = places.near.order if places.near is not None else ()
-    order_here = list(dict.fromkeys(plain_name(name) for name in near_rows))
+    order_here = list(dict.fromkeys(plain_name(places.encoding_of[name]) for name in near_rows))
     known = [name for name in order_here if name in published.means]
     others = [name for name in known if name != taken]
     if taken not in known or not others:
@@ -329,9 +329,9 @@ def _sentence_on_leaderboard(study: Study) -> str:
     leads = [_published_lead_in_words(published, taken, name) for name in others]
     not_run = [name for name in order_here if name not in published.means]
     turned = [
-        f"{behind} is ahead of {ahead}"
-        for ahead, behind in itertools.combinations(known, 2)
-        if published.means[behind] < published.means[ahead]
+        f"{worse_here} is ahead of {better_here}"
+        for better_here, worse_here in itertools.combinations(known, 2)
+        if published.means[worse_here] < published.means[better_here]
     ]
     not_run_clause = f"; {join_names(not_run)} not run" if not_run else ""
     turned_clause = f", and {join_names(turned)}" if turned else ""

@@ -21,7 +21,7 @@ from posenc.extend.plan.simulated_memory import (
     attention_is_fused,
     bytes_of_weights,
 )
-from posenc.extend.refusals import check_new_length
+from posenc.extend.refusals import check_new_length, with_trained_length
 from posenc.hf.checkpoint.loading import Checkpoint, load_on_meta
 from posenc.hf.lora import add_lora
 from posenc.hf.master_weights import MasterWeights
@@ -65,6 +65,8 @@ def plan_stages(
     checkpoint = load_on_meta(folder, dtype=options.precision)
     if checkpoint.masked:
         raise ValueError("--plan: the memory of masked models is not planned; leave it out.")
+    if options.trained_length is not None:
+        checkpoint = with_trained_length(checkpoint, options.trained_length)
     check_new_length(checkpoint, target_length)
     stages = [_measuring(checkpoint, target_length)]
     if options.tune is not None:

@@ -250,7 +250,7 @@ def _filled_dict_of_kind(
     given_dict: what the config says of the kind; None: nothing, so that the class's own dict
     counts. has_flat: the config has a flat dict as well.
     """
-    parameters = _own_dict_of_kind(kind, model) if given_dict is None else given_dict
+    parameters = _own_dict_of_kind(kind, model) if given_dict is None else dict(given_dict)
     if model.transformers5_facts.share_use == "ignored":
         parameters["partial_rotary_factor"] = 1.0
     theta = _base_for_dict_without_one(kind, model, is_given=given_dict is not None)
@@ -274,7 +274,7 @@ def _strict_dict_of_kind(
     theta = own_dict.get("rope_theta", 10000.0)
     has_own_share = model.transformers5_facts.share_use == "own"
     share = own_dict.get("partial_rotary_factor") if has_own_share else None
-    parameters = _own_dict_of_kind(kind, model) if given_dict is None else given_dict
+    parameters = _own_dict_of_kind(kind, model) if given_dict is None else dict(given_dict)
     if kind in _kinds_filled_while_building(model):
         share = model.config.get("partial_rotary_factor")
         if given_dict is not None:
