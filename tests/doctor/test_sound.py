@@ -49,7 +49,11 @@ def sound():
         raw["architectures"] = [facts["architecture"]]
         meaning = meaning_of(raw)
         parameters = {kind: dict(p) for kind, p in meaning.parameters.items()}
-        if "mrope_section" in (facts.get("transformers4") or {}).get("required", ()):
+        # GLM-Image's class has sections for half of its default head, and stops at the whole.
+        needs_sections = name == "glm_image_text"
+        if needs_sections or "mrope_section" in (facts.get("transformers4") or {}).get(
+            "required", ()
+        ):
             pairs = len(meaning.computed.rotations["all"].inv_freq)
             parameters["all"]["mrope_section"] = [pairs - 2 * (pairs // 3), *[pairs // 3] * 2]
         found[name] = config_in_both_dialects(raw, meaning, parameters, meaning.max_length)

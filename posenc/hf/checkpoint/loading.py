@@ -369,8 +369,9 @@ def memory_of_devices(device: str) -> tuple[str, list[int] | None]:
 def language_model_of(model: Any) -> Any:
     """Return the part of a model that reads text: the one that has its text_config; the model
     itself where that is all of it, or no part has it."""
-    text_config = text_config_of(model.config)
-    if text_config is model.config:
+    config = getattr(model, "config", None)  # a part of a model has none
+    text_config = None if config is None else text_config_of(config)
+    if text_config is config:
         return model
     for module in model.modules():
         if getattr(module, "config", None) is text_config:
