@@ -134,6 +134,12 @@ class Browser:
 
     def open(self, page: Path, width: int = DESKTOP, *, dark: bool = False) -> Seen:
         """Load a file and say how it looks on a screen `width` CSS pixels wide."""
+        self.load(page, width, dark=dark)
+        return self.look()
+
+    def load(self, page: Path, width: int = DESKTOP, *, dark: bool = False) -> None:
+        """Load a file on a screen `width` CSS pixels wide. A long page stays where it scrolled to,
+        which the picture of `look` would change."""
         self._call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -147,7 +153,6 @@ class Browser:
         self._url = page.resolve().as_uri()
         self._call("Page.navigate", url=self._url)
         self._wait_for("Page.loadEventFired")
-        return self.look()
 
     def look(self) -> Seen:
         """Say how the page looks now, with all complaints since it was opened."""

@@ -326,7 +326,7 @@ def test_command_shows_the_doctors_findings_first(browser, call, tmp_path, width
     config = tmp_path / "config.json"
     config.write_text(json.dumps(scaled(rope)))
     assert call("explore", config, "--out", tmp_path / "page.html")[0] == 0
-    browser.open(tmp_path / "page.html", width, dark=dark)
+    browser.load(tmp_path / "page.html", width, dark=dark)
     top = browser.evaluate("document.querySelector('#config').getBoundingClientRect().top")
     assert abs(top - 64) < 100
     first = browser.evaluate(
