@@ -238,8 +238,9 @@ def extend(
         chosen_name = _method_to_export(outcome, method, options)
         if out is not None and chosen_name is not None:
             _export_and_judge(run, outcome, chosen_name, out, prover, judge)
-            if options.state == default_state_folder(out):  # not a folder of the user's choice
-                remove_folder(options.state)
+            default_folder = default_state_folder(out)
+            if options.state == default_folder:  # and not a folder of the user's choice
+                remove_folder(default_folder)
     return outcome
 
 
