@@ -32,7 +32,9 @@ from posenc.hf.checkpoint.tokenization import parse_token_ids
 from posenc.inspect.checkpoint.measurements import Request, measure_checkpoint
 
 TARGET, SECONDS = 3 * LENGTH, 240
-QUICK = Options(windows=2, search_evaluations=1, task_trials=1, allow_cache_unsafe=True)
+QUICK = Options(
+    windows=2, search_evaluations=1, task_trials=1, allow_cache_unsafe=True, anyway=True
+)
 WORKS, REFUSED, CRASHED = "works", "refused", "crashed"
 UNREADABLE = "does not load in stock transformers"
 AS_IT_IS = "none cannot be measured on this model: "

@@ -30,7 +30,8 @@ def extended(model: Path, method: str, out: Path) -> np.ndarray:
     from posenc.extend.options import Options
 
     ids = " ".join(str(3 + 11 * i % 250) for i in range(2 * TO))
-    options = Options(windows=1, task=["none"])
+    # Random weights know no text.
+    options = Options(windows=1, task=["none"], anyway=True)
     outcome = extend(model, TO, [ids, ids], method=method, out=out, as_ids=True, options=options)
     with outcome.measured[method][0].applied() as stretched, torch.inference_mode():
         return stretched(torch.tensor([TOKENS])).logits[0].numpy()
