@@ -468,7 +468,7 @@ def test_rotary_keys_of_a_nested_text_are_checked_too(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma3", "gemma4"])
-def test_a_model_that_is_built_with_its_images_is_inspected_and_not_extended(family, tmp_path):
+def test_a_model_that_is_built_with_its_images_is_inspected_and_extended(family, tmp_path):
     text = COMMON | {"head_dim": 8, "sliding_window": 16, "num_hidden_layers": 6}
     if family == "gemma4":  # whose own vocabulary for each layer has 400 million parameters
         text |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 257}
@@ -482,9 +482,18 @@ def test_a_model_that_is_built_with_its_images_is_inspected_and_not_extended(fam
     }
     skip_if_absent(family)
     config = transformers.AutoConfig.for_model(family, text_config=text, vision_config=sizes)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    sheet = measure_checkpoint(Request(tmp_path, " ".join(map(str, range(5, 25))), as_ids=True))
+    folder = tmp_path / "before"
+    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
+    sheet = measure_checkpoint(Request(folder, " ".join(map(str, range(5, 25))), as_ids=True))
     assert all(isinstance(kind, Rotation) for kind in sheet.position_sources)
     assert sheet.structure.layers == 6
-    with pytest.raises(ValueError, match=f"{family}_text\\) by itself and extend that"):
-        hf.extend(tmp_path, TARGET, DOCUMENTS, as_ids=True, options=QUICK)
+    outcome = hf.extend(
+        folder,
+        TARGET,
+        DOCUMENTS,
+        method="linear",
+        out=tmp_path / "after",
+        as_ids=True,
+        options=replace(QUICK, anyway=True),
+    )
+    assert outcome.proof is not None and outcome.proof.logits_error < 1e-5
