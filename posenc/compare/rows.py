@@ -88,13 +88,14 @@ def rows_of(study: Study) -> tuple[Row, ...]:
     for result in study.finished:
         if not result.config.is_on_text:
             continue
-        # Old results have losses by context of other targets, and none of far ones.
+        # Old results, which have no far targets, measured their losses by context on other bytes.
         by_context = result.by_context if result.far else ()
         rows.append(_row(result, "trained", result.by_length, result.far, by_context))
         for reading in result.readings:
             if reading.cannot is not None:
                 continue
-            # A window of at least the training length does not change what has less context.
+            # Bytes with less context than a window of at least the training length are read in it
+            # as without it.
             sees_the_same = (
                 reading.name == "window" and result.config.test_window >= result.config.train_length
             )

@@ -139,7 +139,8 @@ class Judgement:
 
 
 def judge(study: Study) -> Judgement:
-    """Return what the text of a study says."""
+    """Judge the trials of a study on text: which row to take at the training length and beyond it,
+    how sure that is, what breaks, and what it costs."""
     text_study = study.of_task(TEXT)
     places = near_and_far(text_study)
     own_comparisons = tuple(_compare_own_with_others(text_study, places))

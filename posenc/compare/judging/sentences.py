@@ -27,7 +27,8 @@ MAX_NAMED = 8
 
 
 def sentences_on_text(judgement: Judgement) -> Iterator[str]:
-    """Yield the sentences of the answer on a text, the one that names what to take first."""
+    """Yield the sentences of the answer on a text: first the one that names what to take. Nothing
+    is yielded where no row has a loss at the training length."""
     places = judgement.places
     if judgement.unbeaten_table is not None and places.near is not None:
         yield _sentence_on_too_early(places.near, judgement.unbeaten_table)

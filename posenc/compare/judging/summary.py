@@ -135,8 +135,8 @@ def estimate_bits_of_doubling_steps(results: Sequence[TrialResult]) -> dict[str,
 
 def falls_since_half(results: Sequence[TrialResult]) -> dict[str, float]:
     """Return how many bits the validation loss fell from half of the steps to their end, by
-    encoding, the mean over its trials. It is what the curve shows: part of the fall is the learning
-    rate's, which falls over these steps. An encoding is left out if its curve begins later."""
+    encoding, the mean over its trials. It is what the curve shows, and falls partly because the
+    learning rate decays over these steps. Trials whose curve begins later are left out."""
     falls: dict[str, list[float]] = {}
     for result in results:
         loss_at_half = _loss_at_step(result.training, result.config.steps / 2)

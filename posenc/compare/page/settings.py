@@ -91,8 +91,8 @@ def _untuned_in_words(checks: Sequence[RateCheck]) -> str:
 def _sentence_on_order(untuned: str, turned_pairs: Sequence[tuple[str, str]]) -> str:
     """Write which pairs of the search's trials are in another order where less is tuned.
 
-    untuned: how the trials are tuned less, in words. turned_pairs: see
-    posenc.compare.judging.tuning.
+    untuned: what is left untuned, in words: "Before tuning (rate 0.002, ...)". turned_pairs: pairs
+    (a, b) of which `b` is ahead then, and `a` after tuning.
     """
     if not turned_pairs:
         return f"{untuned} no two of the search's trials, one seed each, are in another order."
