@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from posenc.hf.transformers_compat import forward_takes
+from posenc.models.generating import eval_mode
 
 MAX_LOGITS_PER_CHUNK = 1 << 25
 """Logits of a chunk: 128 MiB in float32, and 256 tokens of a vocabulary of 128k. Chosen: the copies
@@ -163,19 +164,17 @@ def _find_backbone(model: Any) -> str | None:
     The model is called in evaluation mode: dropout would draw random numbers, and the two ways
     would differ.
     """
-    was_training = model.training
-    model.eval()
     try:
-        path = _path_of_first_model_called(model)
-        if path is None:
-            return None
-        _BACKBONE_PATHS[model] = path
-        return path if _logits_in_chunks_are_equal(model) else None
+        with eval_mode(model):
+            path = _path_of_first_model_called(model)
+            if path is None:
+                return None
+            _BACKBONE_PATHS[model] = path
+            return path if _logits_in_chunks_are_equal(model) else None
     except Exception:  # a family's code may raise anything when its backbone is replaced
         return None
     finally:
         _BACKBONE_PATHS.pop(model, None)
-        model.train(was_training)
 
 
 def _path_of_first_model_called(model: Any) -> str | None:

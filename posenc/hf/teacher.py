@@ -9,6 +9,7 @@ from torch import Tensor
 
 from posenc.hf.lora import LoRALinear, adapters_off
 from posenc.hf.model_rotation import Rotation
+from posenc.models.generating import eval_mode
 
 
 class Teacher:
@@ -67,16 +68,12 @@ class SameWeights(Teacher):
     @contextmanager
     def as_before(self) -> Iterator[Any]:
         """Yield the model as it was, in evaluation mode; all is restored after the block."""
-        was_training = self.model.training
         with ExitStack() as exit_stack:
             exit_stack.enter_context(adapters_off(self.model))
             exit_stack.enter_context(self.rotation.applied())
             exit_stack.enter_context(self._weights_of_before())
-            self.model.eval()
-            try:
-                yield self.model
-            finally:
-                self.model.train(was_training)
+            exit_stack.enter_context(eval_mode(self.model))
+            yield self.model
 
     @contextmanager
     def _weights_of_before(self) -> Iterator[None]:

@@ -75,11 +75,8 @@ class SimulatedMemory(TorchDispatchMode):
 
 def bytes_of_weights(model: nn.Module) -> int:
     """Return the bytes of all parameters and buffers; tied ones count once."""
-    storages = {
-        tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
-        for tensor in (*model.parameters(), *model.buffers())
-    }
-    return sum(storages.values())
+    storages = {tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())}
+    return sum(storage.nbytes() for storage in storages)
 
 
 class _FusedAttention(torch.autograd.Function):

@@ -1,6 +1,7 @@
 """Compute the loss of a causal language model at each position of its windows."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,13 +11,14 @@ from torch.nn import functional as F
 
 from posenc.arguments import explain_misfits
 from posenc.hf.chunked_logits import ChunkedLogits, chunk_slices
+from posenc.models.generating import eval_mode
 
 MAX_TOKENS_PER_CALL = 2048
 """Tokens of the windows that a model reads at once, or one window where it is longer: chosen."""
 
 
 @explain_misfits
-@torch.inference_mode()
+@torch.no_grad()  # tensors that a model keeps from inference mode would forbid a backward pass
 def losses_by_position(
     model: Callable[..., Any], tokens: Integer[Tensor, "batch length_plus_1"]
 ) -> Float[Tensor, " length"]:
@@ -26,7 +28,8 @@ def losses_by_position(
 
     A model of transformers reads a window once, and its logits are computed for a few tokens at a
     time where its head can be divided from the rest, so that those of 32,000 tokens are never in
-    memory together. A module is in evaluation mode meanwhile.
+    memory together. A module is in evaluation mode meanwhile, and each of its parts has its own
+    mode again afterwards.
 
     Args:
         model: a model of transformers, or anything that is called with tokens (batch, length) and
@@ -45,18 +48,12 @@ def losses_by_position(
     [1.3862943611198906, 1.3862943611198906]
     """
     _check_tokens(tokens)
-    was_training = isinstance(model, nn.Module) and model.training
-    if isinstance(model, nn.Module):
-        model.eval()
-    try:
-        batch, num_tokens = tokens.shape
-        sums = torch.zeros(num_tokens - 1, dtype=torch.float64)
+    batch, num_tokens = tokens.shape
+    sums = torch.zeros(num_tokens - 1, dtype=torch.float64)
+    with eval_mode(model) if isinstance(model, nn.Module) else nullcontext():
         for windows in tokens.long().split(max(1, MAX_TOKENS_PER_CALL // num_tokens)):
             sums += _token_losses(model, windows).double().sum(0)
-        return sums / batch
-    finally:
-        if isinstance(model, nn.Module):
-            model.train(was_training)
+    return sums / batch
 
 
 def _check_tokens(tokens: Any) -> None:

@@ -121,3 +121,20 @@ def test_a_model_without_all_logits_is_refused(model, message):
 def test_a_token_outside_a_models_vocabulary_is_refused_before_it_is_read():
     with pytest.raises(ValueError, match="the token 257 is outside the model's 257 tokens"):
         losses_by_position(tiny("llama"), torch.full((1, 5), 257))
+
+
+def test_each_part_keeps_its_own_mode_and_can_be_trained_afterwards():
+    """A frozen part in evaluation mode, and a rotation that makes its frequencies anew at length:
+    what it keeps must not forbid a backward pass."""
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    config = transformers.LlamaConfig(
+        **COMMON | {"max_position_embeddings": 16, "rope_parameters": rope}
+    )
+    model = transformers.LlamaForCausalLM(config).train()
+    model.model.layers[0].eval()
+    modes = {name: module.training for name, module in model.named_modules()}
+    losses = losses_by_position(model, torch.randint(0, 50, (2, 41)))
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    assert not losses.is_inference()
+    model(torch.randint(0, 50, (2, 41))).logits.sum().backward()
+    torch.nn.Linear(40, 1).double()(losses).backward()
