@@ -76,7 +76,7 @@ def generate(
 
 
 @contextmanager
-def eval_mode(model: LanguageModel) -> Iterator[None]:
+def eval_mode(model: LanguageModel | nn.Module) -> Iterator[None]:
     """Put the model in eval mode inside the block. After it each module has its own earlier mode
     again: a part of the model may have been in another one."""
     whole_module = model if isinstance(model, nn.Module) else model.model

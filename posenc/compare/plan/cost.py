@@ -37,8 +37,9 @@ BYTES_PER_PARAMETER = 16
 """Weights, gradients and AdamW's two averages in float32."""
 PROCESS_BYTES = 325 << 20
 """Memory of a trial's process beside its model: Python, torch and posenc. Measured, as the factors
-below, with torch 2.13 on Linux: 25 trainings, tunings and tests of 0.2 to 124 M parameters, in
-float32 and bfloat16, take 0.83 to 1.2 times what the formula says."""
+below, with torch 2.13 on Linux: about 20 trainings, tunings and tests of 0.2 to 80 M parameters, in
+float32 and bfloat16, take within about 17 % of what the formula says; one of 124 M took 1.02 times
+it."""
 FLOATS_PER_CHANNEL, FLOATS_PER_LOGIT, FLOATS_PER_SCORE = 29.5, 3.0, 2.5
 """Floats that a training step keeps: of each channel, for each token and layer; of each symbol of
 the vocabulary, for each token; of each score, in encodings that change scores."""

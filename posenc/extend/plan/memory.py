@@ -18,8 +18,8 @@ from posenc.extend.measure.losses import MAX_TOKENS_PER_BATCH, next_token_losses
 from posenc.extend.options import Options
 from posenc.extend.plan.simulated_memory import (
     SimulatedMemory,
-    attention_is_fused,
     bytes_of_weights,
+    meta_device_like_others,
 )
 from posenc.extend.refusals import check_new_length, with_trained_length
 from posenc.hf.checkpoint.loading import Checkpoint, load_on_meta
@@ -88,7 +88,7 @@ def program_bytes(device: str) -> int:
 def _peak_of_reading(model: Any, num_windows: int, length: int) -> int:
     """Return the most bytes that exist while the losses of windows are computed, besides the
     weights."""
-    with attention_is_fused(), SimulatedMemory(model) as memory:
+    with meta_device_like_others(), SimulatedMemory(model) as memory:
         next_token_losses(model, _tokens(num_windows, length))
     return memory.peak
 
@@ -114,7 +114,7 @@ def _tuning(checkpoint: Checkpoint, target_length: int, config: TuneConfig) -> S
     model is then one with adapters, if there are any."""
     model = checkpoint.model
     weights = bytes_of_weights(model)
-    with attention_is_fused(), SimulatedMemory(model) as memory:
+    with meta_device_like_others(), SimulatedMemory(model) as memory:
         teacher = None
         if config.distill:
             teacher = SameWeights(model) if config.lora_rank else copied_teacher(model)

@@ -102,10 +102,15 @@ class _FusedAttention(torch.autograd.Function):
 
 
 @contextmanager
-def attention_is_fused() -> Iterator[None]:
-    """Let torch's attention be a fused kernel inside the block: on the meta device, torch would
-    count the one that holds all scores."""
+def meta_device_like_others() -> Iterator[None]:
+    """Let models run on the meta device, inside the block, as they do on others.
+
+    Torch's attention is a fused kernel: on the meta device torch would count the one that holds all
+    scores. Autocast is off: older releases of transformers ask torch whether it is on, and torch
+    raises for a device without it.
+    """
     attention_before = F.scaled_dot_product_attention
+    is_autocast_enabled_before = torch.is_autocast_enabled
 
     def fused_attention(
         query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **options: Any
@@ -113,8 +118,14 @@ def attention_is_fused() -> Iterator[None]:
         """Take the arguments of torch's attention."""
         return _FusedAttention.apply(query, key, value)  # type: ignore[return-value]
 
+    def is_autocast_enabled(*device_types: str) -> bool:
+        """Take the arguments of torch's function, and answer False for the meta device."""
+        return device_types != ("meta",) and is_autocast_enabled_before(*device_types)
+
     F.scaled_dot_product_attention = fused_attention
+    torch.is_autocast_enabled = is_autocast_enabled
     try:
         yield
     finally:
         F.scaled_dot_product_attention = attention_before
+        torch.is_autocast_enabled = is_autocast_enabled_before
