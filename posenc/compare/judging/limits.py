@@ -2,6 +2,7 @@
 the second line of an answer."""
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ def limits_in_words(study: Study) -> str:
 
 def _sentences_on_servers(study: Study) -> Iterator[str]:
     """Yield the sentence on the servers without a decoder of the encoding to take, and on the best
-    rows that all of them run, those not told apart together."""
+    rows that all of them run, together with those that do not differ significantly."""
     if not any(result.config.task == TEXT for result in study.finished):
         return
     judgement = judge(study)
@@ -419,7 +420,8 @@ def _sentence_on_far_context(limits: StudyLimits) -> str:
         return "Far tokens were not measured in this run."
     saved_bits = limits.bits_saved_by_far_context
     if saved_bits < MARGIN:
-        most = f"more than {saved_bits:.3f} bits" if saved_bits >= 0.0005 else "anything"
+        rounded_up = math.ceil(1000 * saved_bits) / 1000
+        most = f"more than {rounded_up:.3f} bits" if saved_bits > 0 else "anything"
         return (
             f"Far context saves no row {most} on average: far losses show what breaks, not what is "
             "used."
@@ -467,7 +469,7 @@ def sentence_on_servers(
         verdict = f"is best ({gaps_text} behind {first_row})"
     else:
         between = f"{with_interval(pair_gap)}; " if pair_gap is not None else ""
-        verdict = f"are not told apart ({between}{gaps_text} behind {first_row})"
+        verdict = f"do not differ significantly ({between}{gaps_text} behind {first_row})"
     return f"{missing}; of the rows that they run, {served_names} {verdict}."
 
 

@@ -266,7 +266,8 @@ save 0.12 ± 0.02 against 128.'
     if abs(use.saved.value) <= use.saved.half_width:
         signed_bits = with_interval(Gap(-use.saved.value, use.saved.half_width))
         evidence = (
-            f"{longest} and {use.near_length:,} are not told apart over windows ({signed_bits})"
+            f"{longest} and {use.near_length:,} do not differ significantly over windows "
+            f"({signed_bits})"
         )
     else:
         verb = "save" if use.saved.value >= 0 else "cost"
@@ -275,9 +276,9 @@ save 0.12 ± 0.02 against 128.'
     if not used_range:
         question = f"Whether {name} uses more than {use.near_length:,} bytes of context"
         return f"{question} is open: {evidence}."
-    # What is ahead on far bytes without using far context is ahead by its use of near context.
-    is_near = use.at_most is not None and use.at_most <= use.near_length
-    conclusion = ": what it leads by on far bytes comes from near context" if is_near else ""
+    # Not if far context costs much, as where an encoding breaks.
+    changes_nothing = abs(use.saved.value) + use.saved.half_width < MARGIN
+    conclusion = ": near context gives its loss on far bytes" if changes_nothing else ""
     return (
         f"{name} uses {used_range} bytes of context, where more than {MARGIN:g} bits count; "
         f"{evidence}{conclusion}."

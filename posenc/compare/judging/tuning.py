@@ -182,19 +182,18 @@ def _sentences_on_table_rates(checks: Sequence[RateCheck]) -> Iterator[str]:
         best_try = check.best
         if best_try is None or best_try.bits is None:
             continue
-        others = [
-            attempt
-            for attempt in check.tried
-            if attempt.bits is not None
-            and (attempt.encoding, attempt.lr) == (best_try.encoding, best_try.lr)
-            and attempt.encoding_lr != best_try.encoding_lr
-        ]
-        if others:  # only of an encoding with tables are other factors tried
-            second_try = min(others, key=lambda attempt: attempt.bits or math.inf)
-            behind = (second_try.bits or math.inf) - best_try.bits
+        # Only of an encoding with tables other factors are tried.
+        bits_by_factor = {}
+        for attempt in check.tried:
+            is_alike = (attempt.encoding, attempt.lr) == (best_try.encoding, best_try.lr)
+            is_finite = attempt.bits is not None and math.isfinite(attempt.bits)
+            if is_alike and is_finite and attempt.encoding_lr != best_try.encoding_lr:
+                bits_by_factor[attempt.encoding_lr] = attempt.bits
+        if bits_by_factor:
+            bits, factor = min((bits, factor) for factor, bits in bits_by_factor.items())
             clauses.append(
                 f"{name_before_tuning(check)}'s {best_try.encoding_lr:g} times "
-                f"({second_try.encoding_lr:g} times: {behind:+.2f} bits)"
+                f"({factor:g} times: {bits - best_try.bits:+.2f} bits)"
             )
     if clauses:
         yield f"Tables and slopes learn faster than the model: {list_up_to_six(clauses)}."
@@ -271,8 +270,8 @@ def _sentences_on_settings(checks: Sequence[RateCheck], study: Study) -> Iterato
         ]
         if beaten:
             leads_at_stake.append(
-                f"{name}'s {saved_bits:.2f} are more than its lead over {list_up_to_six(beaten)}, "
-                "which is the chosen setting's alone"
+                f"{name}'s {saved_bits:.2f} are more than its lead over {list_up_to_six(beaten)}: "
+                "with its usual setting it may be behind"
             )
     if saved_by_encoding:
         yield sentence_on_chosen_settings(saved_by_encoding, sorted(rates), leads_at_stake)
@@ -306,38 +305,51 @@ def sentences_on_longer_trainings(study: Study) -> Iterator[str]:
         yield _sentence_on_leaderboard(study)
 
 
-def _published_lead_in_words(published: PublishedLosses, leader: str, other: str) -> str:
-    """Write a lead of the leaderboard, and whether its seeds tell the two apart."""
-    lead = published.means[other] - published.means[leader]
-    is_told = abs(lead) >= published.least_difference
-    return f"{lead:.2f} over {other}" + ("" if is_told else " (not told apart)")
-
-
 def _sentence_on_leaderboard(study: Study) -> str:
     """Write by how much the encoding to take is ahead in longer trainings, at the training length,
     and which others are in another order there."""
     pointer = "Longer trainings: posenc leaderboard"
-    places = judge(study).places
-    taken = plain_name(places.encoding_of.get(judge(study).taken or "", ""))
-    published = published_losses_on_code()
+    judgement = judge(study)
+    places = judgement.places
+    taken = plain_name(places.encoding_of.get(judgement.taken or "", ""))
     near_rows = places.near.order if places.near is not None else ()
     order_here = list(dict.fromkeys(plain_name(places.encoding_of[name]) for name in near_rows))
+    try:
+        published = published_losses_on_code()
+    except ValueError:  # a damaged file of this installation must not cost a study its answer
+        return f"{pointer}."
     known = [name for name in order_here if name in published.means]
     others = [name for name in known if name != taken]
     if taken not in known or not others:
         return f"{pointer}."
-    leads = [_published_lead_in_words(published, taken, name) for name in others]
     not_run = [name for name in order_here if name not in published.means]
-    turned = [
-        f"{worse_here} is ahead of {better_here}"
-        for better_here, worse_here in itertools.combinations(known, 2)
-        if published.means[worse_here] < published.means[better_here]
-    ]
     not_run_clause = f"; {join_names(not_run)} not run" if not_run else ""
+    leads = [_published_lead_in_words(published, taken, name) for name in others]
+    turned = _pairs_turned_there(published, known)
     turned_clause = f", and {join_names(turned)}" if turned else ""
     return (
-        f"Do not carry these leads to longer trainings or the papers' settings: after "
-        f"{published.steps:,} steps with those, both changed at once, {taken}'s are "
-        f"{join_names(leads)}{turned_clause} (posenc leaderboard: {published.train_length} bytes "
-        f"of code, {number_word(published.num_seeds)} seeds{not_run_clause})."
+        "Do not carry these leads to longer trainings or the papers' settings. The leaderboard has "
+        f"both ({published.steps:,} steps, {published.train_length} bytes of code, "
+        f"{number_word(published.num_seeds)} seeds{not_run_clause}): there {taken}'s leads are "
+        f"{join_names(leads)}{turned_clause}."
     )
+
+
+def _published_lead_in_words(published: PublishedLosses, leader: str, other: str) -> str:
+    """Write a lead of the leaderboard, and whether it is significant."""
+    lead = published.means[other] - published.means[leader]
+    remark = "" if published.is_significant(leader, other) else " (not significant)"
+    return f"{lead:.2f} over {other}{remark}"
+
+
+def _pairs_turned_there(published: PublishedLosses, order_here: Sequence[str]) -> list[str]:
+    """Write which pairs of encodings are in another order on the leaderboard, significantly.
+
+    order_here: encodings that the leaderboard has, best first in this study.
+    """
+    return [
+        f"{worse_here} is ahead of {better_here}"
+        for better_here, worse_here in itertools.combinations(order_here, 2)
+        if published.means[worse_here] < published.means[better_here]
+        and published.is_significant(worse_here, better_here)
+    ]

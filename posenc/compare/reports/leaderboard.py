@@ -43,15 +43,22 @@ def show_published(as_json: bool) -> None:
 class PublishedLosses(NamedTuple):
     """Hold the mean bits per byte of the published encodings on code at the training length.
 
-    means: by encoding. num_seeds: of each encoding. least_difference: that can be told.
-    train_length: in bytes. steps: of every trial.
+    means: by encoding. half_widths: of the interval of its difference from the best one, by
+    encoding; 0 for the best. num_seeds: of each encoding. train_length: in bytes. steps: of every
+    trial.
     """
 
     means: Mapping[str, float]
+    half_widths: Mapping[str, float]
     num_seeds: int
-    least_difference: float
     train_length: int
     steps: int
+
+    def is_significant(self, encoding: str, other: str) -> bool:
+        """Return True if two encodings differ by more than half of an interval: the wider one of
+        their intervals, as pairs of as many seeds have about the same."""
+        half_width = max(self.half_widths[encoding], self.half_widths[other])
+        return abs(self.means[encoding] - self.means[other]) > half_width
 
 
 def published_losses_on_code() -> PublishedLosses:
@@ -60,16 +67,16 @@ def published_losses_on_code() -> PublishedLosses:
     Raises: ValueError if this installation lacks the file or it was changed.
     """
     study = unseal(read_file_text(published_file(BOARD_FILE)))["studies"]["code"]
-    near_place = study["places"][0]
-    means = {entry["encoding"]: float(entry["mean"]) for entry in near_place["encodings"]}
-    num_seeds = min(len(entry["seeds"]) for entry in near_place["encodings"])
+    entries = study["places"][0]["encodings"]
     trials = study["trials"]
     return PublishedLosses(
-        means,
-        num_seeds,
-        float(near_place["least_difference"]),
-        trials["train_length"],
-        trials["steps"],
+        means={entry["encoding"]: float(entry["mean"]) for entry in entries},
+        half_widths={
+            entry["encoding"]: float(entry["half_over_seeds"] or 0.0) for entry in entries
+        },
+        num_seeds=min(len(entry["seeds"]) for entry in entries),
+        train_length=trials["train_length"],
+        steps=trials["steps"],
     )
 
 

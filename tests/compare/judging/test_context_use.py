@@ -213,15 +213,20 @@ def test_a_row_that_cannot_run_far_or_was_not_measured_uses_nothing_that_is_know
         (
             ContextUse(0, 128, 128, 1024, Gap(-0.011, 0.003)),
             "t5 uses at most 128 bytes of context, where more than 0.02 bits count; 1,024 cost "
-            "0.011 ± 0.003 against 128: what it leads by on far bytes comes from near context.",
+            "0.011 ± 0.003 against 128: near context gives its loss on far bytes.",
+        ),
+        (
+            ContextUse(0, 128, 128, 1024, Gap(-1.8, 0.1)),
+            "t5 uses at most 128 bytes of context, where more than 0.02 bits count; 1,024 cost "
+            "1.80 ± 0.10 against 128.",
         ),
         (
             ContextUse(0, None, 128, 1024, Gap(0.04, 0.05)),
-            "Whether t5 uses more than 128 bytes of context is open: 1,024 and 128 are not told "
-            "apart over windows (-0.04 ± 0.05).",
+            "Whether t5 uses more than 128 bytes of context is open: 1,024 and 128 do not differ "
+            "significantly over windows (-0.04 ± 0.05).",
         ),
     ],
-    ids=["range", "more", "less", "open"],
+    ids=["range", "more", "less", "breaks", "open"],
 )
 def test_the_sentence_names_the_measured_range(use, sentence):
     assert sentence_on_context("t5", use) == sentence
