@@ -5,7 +5,6 @@ weights take none. Its rotary modules are then called with unit vectors, which s
 are a pair, by what angle they turn, and how much longer they become.
 """
 
-import inspect
 import math
 import re
 from importlib import metadata
@@ -15,16 +14,13 @@ from probing import (
     error_in_one_line,
     join_equal_rotations,
     pairs_of_channels,
+    skips_rotation,
 )
 
 LAYER_PATTERN = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 IMAGES_OR_SOUND_PATTERN = re.compile(r"vis(ion|ual)|audio|image|speech")
 ROTATING_CLASS_PATTERN = re.compile(r"rope|rotary", re.IGNORECASE)
 """Name of a class that rotates."""
-CONDITION_OF_ROTATION = re.compile(
-    r"^( *)(?:el)?if self\.(\w+):\n(?:\1 +.*\n){0,4}?\1 +.*self\.rope\(", re.MULTILINE
-)
-"""A condition in an attention, the second group, in whose block alone it rotates: Cohere 2's."""
 SCALE_NAMES = ("scale", "softmax_scale", "scaling")
 """Names by which an attention keeps what it multiplies q . k by."""
 LONGEST_SEQUENCE = 2**21
@@ -92,7 +88,8 @@ def measure_model(model, lengths):
         num_layers = max(num_layers, index + 1)
         is_rotary = bool(ROTATING_CLASS_PATTERN.search(type(module).__name__))
         owner = modules.get(path.rpartition(".")[0])
-        if is_rotary and index not in rope_by_layer and applies_rotation(owner):
+        is_first = is_rotary and index not in rope_by_layer
+        if is_first and not skips_rotation(owner, "__call__", "rope"):
             rope_by_layer[index] = (path, module)
     if not num_layers:
         return {"unmeasured": f"{type(model).__name__} of {type(model).__module__} has no layers"}
@@ -113,16 +110,6 @@ def measure_model(model, lengths):
         "interleaved": interleaved_values.pop() if len(interleaved_values) == 1 else None,
         "admits": None,
     }
-
-
-def applies_rotation(attention):
-    """Return False if an attention keeps a rotary module that a condition of its own leaves out."""
-    try:
-        source = inspect.getsource(type(attention).__call__)
-    except (OSError, TypeError):  # it is no module of Python's
-        return True
-    conditions = {name for _, name in CONDITION_OF_ROTATION.findall(source)}
-    return all(getattr(attention, name, True) for name in conditions)
 
 
 def distinct_rotations(rope_by_layer, length):

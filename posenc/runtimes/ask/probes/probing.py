@@ -18,7 +18,9 @@ An answer to a case is {"refuses": "words of the runtime"}, {"unmeasured": "why"
 `measure_model` of the probe returns.
 """
 
+import ast
 import contextlib
+import inspect
 import json
 import math
 import os
@@ -26,6 +28,7 @@ import re
 import resource
 import socket
 import sys
+import textwrap
 import warnings
 from pathlib import Path
 
@@ -215,3 +218,43 @@ def join_equal_rotations(rotations):
         else:
             rows.append({"module": path, "kind": "", "layers": [index], "called": True, **measured})
     return rows
+
+
+def skips_rotation(attention, function_name, rotary_name):
+    """Return True if an attention calls its rotary module only under a condition on itself that
+    does not hold: Cohere 2 keeps such a module in every layer, and vLLM's code has
+    `if self.v1 or self.sliding_window:` around its call. False where the code cannot be read.
+
+    function_name: of its forward pass. rotary_name: of the rotary module.
+    """
+    try:
+        source = inspect.getsource(getattr(type(attention), function_name))
+        function = ast.parse(textwrap.dedent(source))
+    except (AttributeError, OSError, TypeError, SyntaxError):
+        return False
+    call = f"self.{rotary_name}"
+    for node in ast.walk(function):
+        if not isinstance(node, ast.If) or not calls(node.body, call) or calls(node.orelse, call):
+            continue
+        names = {name.id for name in ast.walk(node.test) if isinstance(name, ast.Name)}
+        if names == {"self"} and not holds(node.test, attention):
+            return True
+    return False
+
+
+def calls(statements, function):
+    """Return True if a function is called in statements; `function` is its code."""
+    for statement in statements:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == function:
+                return True
+    return False
+
+
+def holds(condition, attention):
+    """Return True if a condition on `self`, a syntax tree, holds of an attention, or raises."""
+    code = compile(ast.Expression(condition), "<condition of a rotation>", "eval")
+    try:
+        return bool(eval(code, {"__builtins__": {}, "self": attention}))
+    except Exception:
+        return True

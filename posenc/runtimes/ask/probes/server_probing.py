@@ -4,15 +4,17 @@ Kernels are not called: where a rotary module has a kernel and a function in tor
 measured.
 """
 
-import ast
 import contextlib
-import inspect
 import math
 import re
-import textwrap
 import traceback
 
-from probing import error_in_one_line, join_equal_rotations, pairs_of_channels
+from probing import (
+    error_in_one_line,
+    join_equal_rotations,
+    pairs_of_channels,
+    skips_rotation,
+)
 
 LAYER_PATTERN = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 IMAGES_OR_SOUND_PATTERN = re.compile(r"vis(ion|ual)|audio|image|speech|talker|code2wav|indexer")
@@ -156,7 +158,8 @@ class Server:
             says_so = (
                 getattr(module, "use_rope", None) is False or getattr(module, "nope", None) is True
             )
-            if says_so or skips_rotation(module):
+            has_rotary_module = hasattr(module, "rotary_emb")
+            if says_so or (has_rotary_module and skips_rotation(module, "forward", "rotary_emb")):
                 unrotated_layers.add(index)
         return rotary_by_layer, attending_layers, unrotated_layers
 
@@ -169,43 +172,6 @@ class Server:
             if isinstance(scale, (int, float)) and scale not in scales:
                 scales.append(scale)
         return scales
-
-
-def skips_rotation(attention):
-    """Return True if the forward pass of an attention calls its rotary module only under a
-    condition on itself that does not hold: Cohere 2 keeps such a module in every layer and has
-    `if self.v1 or self.sliding_window:` around its call."""
-    if not hasattr(attention, "rotary_emb"):
-        return False
-    try:
-        source = inspect.getsource(type(attention).forward)
-        forward = ast.parse(textwrap.dedent(source))
-    except (OSError, TypeError, SyntaxError):
-        return False  # without its code nothing says that it does
-    for node in ast.walk(forward):
-        if isinstance(node, ast.If) and calls_rotary(node.body) and not calls_rotary(node.orelse):
-            names = {name.id for name in ast.walk(node.test) if isinstance(name, ast.Name)}
-            if names == {"self"} and not holds(node.test, attention):
-                return True
-    return False
-
-
-def calls_rotary(statements):
-    """Return True if statements call `self.rotary_emb`."""
-    for statement in statements:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.rotary_emb":
-                return True
-    return False
-
-
-def holds(condition, attention):
-    """Return True if a condition on `self` holds of an attention, or cannot be told."""
-    code = compile(ast.Expression(condition), "<condition of a rotation>", "eval")
-    try:
-        return bool(eval(code, {"__builtins__": {}, "self": attention}))
-    except Exception:
-        return True
 
 
 def modules_in_layers(model):

@@ -145,4 +145,6 @@ class WithTwoWays(LikeCohere2):
     ],
 )
 def test_a_layer_whose_code_does_not_call_its_rotary_module_is_unrotated(attention, skips, shared):
-    assert shared["skips_rotation"](attention) is skips
+    assert shared["skips_rotation"](attention, "forward", "rotary_emb") is skips
+    assert not shared["skips_rotation"](attention, "missing", "rotary_emb")
+    assert not shared["skips_rotation"](attention, "forward", "rope")
