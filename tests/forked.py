@@ -8,6 +8,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
@@ -118,10 +119,23 @@ class ForkedProbe:
         _run_file(command[1])
 
     def communicate(self, question: bytes, timeout: float) -> None:
-        """Write the question and wait for the end, however long that takes."""
+        """Write the question and wait for the end. A fork lacks the threads of this process, and
+        may wait for one of them without end."""
         with os.fdopen(self._question, "wb") as pipe:
             pipe.write(question)
-        self.wait()
+        end = time.monotonic() + timeout
+        while self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > end:
+                raise subprocess.TimeoutExpired("a forked probe", timeout)
+            else:
+                time.sleep(0.005)
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> None:
         if self.returncode is None:

@@ -202,13 +202,14 @@ def _run_probe(
                     f"--ask {interpreter}: expected a Python interpreter: {error.strerror}."
                 ) from error
             try:
-                process.communicate(question.encode(), timeout=seconds)
+                try:
+                    process.communicate(question.encode(), timeout=seconds)
+                except BrokenPipeError:  # it ended before it read the question: its code says why
+                    process.wait(timeout=seconds)
             except subprocess.TimeoutExpired:
                 raise AskError(
                     f"--ask {interpreter}: no answer within {seconds:g} seconds."
                 ) from None
-            except BrokenPipeError:  # it ended before it read the question: its code says why
-                process.wait()
             finally:
                 _kill_process_group(process)
         if process.returncode:
@@ -232,6 +233,7 @@ def _kill_process_group(process: subprocess.Popen) -> None:
     """Stop the interpreter and everything that it has started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+    process.kill()  # one that has no group of its own yet would be waited for without end
     process.wait()
 
 

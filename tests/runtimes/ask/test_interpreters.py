@@ -185,3 +185,14 @@ def test_there_is_a_probe_for_each_named_runtime():
     folder = Path(interpreters.__file__).with_name("probes")
     assert all((folder / probe.file).is_file() for probe in interpreters.PROBES.values())
     assert os.access(folder, os.R_OK)
+
+
+def test_one_without_a_group_of_its_own_is_not_waited_for(tmp_path, monkeypatch):
+    def has_no_group(_process_group, _signal):
+        raise ProcessLookupError
+
+    monkeypatch.setattr(interpreters.os, "killpg", has_no_group)
+    path = program(tmp_path, "#!/bin/sh\nexec sleep 20\n")
+    start = time.monotonic()
+    assert said(path, seconds=1) == "no answer within 1 seconds."
+    assert time.monotonic() - start < 15

@@ -192,7 +192,7 @@ def of_half_the_head(raw: dict, config: type) -> dict:
 
 
 @pytest.mark.slow
-def test_the_record_and_the_answer_of_a_whole_model_are_the_same():
+def test_the_record_and_the_answer_of_a_whole_model_are_the_same(fresh_process):
     """Of every family whose model can be built alone: frequencies, multiplier, scale, refusals."""
     rows, questions = [], []
     for name in known_names():
