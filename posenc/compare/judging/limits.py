@@ -22,6 +22,7 @@ from posenc.compare.judging.sentences import with_interval
 from posenc.compare.judging.served_by import SERVERS, has_learned_slopes, servers_of
 from posenc.compare.judging.standing import (
     MARGIN,
+    Standing,
     standing_of_tasks,
 )
 from posenc.compare.judging.summary import (
@@ -78,27 +79,32 @@ def _sentences_on_servers(study: Study) -> Iterator[str]:
     servers_without = [server for server in SERVERS if server not in servers_of(encoding)]
     if not servers_without:
         return
-    served_rows = [
-        name for name in standing.order if {*servers_without} <= {*servers_of(encoding_of[name])}
-    ]
-    best_served = {
-        name: standing.gap(name)
-        for name in served_rows
-        if (name, served_rows[0]) not in standing.worse_pairs
-    }
-    rows_ahead = standing.order[: standing.order.index(served_rows[0])] if served_rows else ()
-    encodings_ahead = [encoding_of[name] for name in rows_ahead]
+    best_served = _best_served_rows(standing, encoding_of, servers_without)
+    encodings_ahead = []
+    if best_served:
+        rows_ahead = standing.order[: standing.order.index(best_served[0])]
+        encodings_ahead = [encoding_of[name] for name in rows_ahead]
     pair_gap = None
     if len(best_served) == 2:
-        first_served, second_served = best_served
-        pair_gap = standing.gap(second_served, first_served)
+        pair_gap = standing.gap(best_served[1], best_served[0])
     yield sentence_on_servers(
         _unserved_encodings([encoding, *encodings_ahead], servers_without),
         servers_without,
-        best_served,
+        {name: standing.gap(name) for name in best_served},
         standing.order[0],
         pair_gap,
     )
+
+
+def _best_served_rows(
+    standing: Standing, encoding_of: Mapping[str, str], servers: Sequence[str]
+) -> list[str]:
+    """Return the best row that all of these servers run, and those that do not differ significantly
+    from it; [] if they run none."""
+    served_rows = [
+        name for name in standing.order if {*servers} <= {*servers_of(encoding_of[name])}
+    ]
+    return [name for name in served_rows if (name, served_rows[0]) not in standing.worse_pairs]
 
 
 def _unserved_encodings(encodings: Sequence[str], servers: Sequence[str]) -> list[str]:

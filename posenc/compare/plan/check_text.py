@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from posenc.compare.plan.tables import entropy
+from posenc.compare.plan.ngram_losses import entropy
 from posenc.files.find_texts import TextSource
 from posenc.files.opening import open_ordinary
 

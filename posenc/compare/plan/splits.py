@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from posenc.compare.plan.tables import conditional_entropy, entropy, table_losses
+from posenc.compare.plan.ngram_losses import conditional_entropy, entropy, table_losses
 from posenc.compare.plan.tokens import Tokens, covered_bytes, sizes_of_tokens
 from posenc.compare.results import CorpusInfo
 from posenc.compare.trial.result_files import SPLITS, TOKENIZER_FILE, folder_of_text

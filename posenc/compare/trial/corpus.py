@@ -20,7 +20,7 @@ class CorpusInfo(Record):
     pair_entropy: entropy of a byte of the training text given the byte before it: the loss of a
         table of byte pairs on its own text. None if it was not stored.
     token_bits, token_pair_bits: for a text of tokens, what tables of single tokens and of pairs
-        lose on the test text, see posenc.compare.plan.tables: in bits per byte, or per token
+        lose on the test text, see posenc.compare.plan.ngram_losses: in bits per byte, or per token
         without a tokenizer. None for a text of bytes.
     """
 

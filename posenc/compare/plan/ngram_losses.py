@@ -1,4 +1,4 @@
-"""What tables of bytes or tokens, without a model, lose on a text."""
+"""Compute what tables of single bytes or tokens, and of pairs, lose on a text, without a model."""
 
 import numpy as np
 
