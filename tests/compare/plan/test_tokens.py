@@ -14,8 +14,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 import posenc
 from posenc.compare.options import Options
-from posenc.compare.plan.plan import make_plan, with_text
 from posenc.compare.plan.ngram_losses import table_losses
+from posenc.compare.plan.plan import make_plan, with_text
 from posenc.compare.trial.result_files import SPLITS, folder_of_text
 from posenc.compare.trial.windows import read_split, read_token_bytes
 from posenc.hf.checkpoint.text_tokenizer import read_tokenizer
