@@ -220,7 +220,7 @@ def extend(
         if first_window is not None:
             progress(_time_in_words(run, len(builders), first_window), 0.0)
         measured, not_measured = _measure_variants(run, builders, method)
-        judge = partial(
+        recommend_method = partial(
             recommend,
             measured,
             checkpoint.trained_length,
@@ -228,7 +228,7 @@ def extend(
             windows.document_of_token.numpy(),
             out_of_domain=out_of_domain,
         )
-        recommended_method, reason = judge()
+        recommended_method, reason = recommend_method()
         short_documents = short_windows(
             windows, checkpoint.trained_length
         ).document_of_token.numpy()
@@ -237,7 +237,7 @@ def extend(
         )
         chosen_name = _method_to_export(outcome, method, options)
         if out is not None and chosen_name is not None:
-            _export_and_judge(run, outcome, chosen_name, out, prover, judge)
+            _export_and_judge(run, outcome, chosen_name, out, prover, recommend_method)
             default_folder = default_state_folder(out)
             if options.state == default_folder:  # and not a folder of the user's choice
                 remove_folder(default_folder)
@@ -317,10 +317,12 @@ def _export_and_judge(
     chosen_name: str,
     out: Path,
     prover: Prover,
-    judge: Callable[[tuple[str, Evaluation]], tuple[str, str]],
+    recommend_method: Callable[[tuple[str, Evaluation]], tuple[str, str]],
 ) -> None:
-    """Tune, write and prove a method. judge: makes the recommendation again, given the name of the
-    method and what was measured after tuning.
+    """Tune, write and prove a method.
+
+    recommend_method: makes the recommendation again, given the name of the method and what was
+        measured after tuning.
 
     Raises: NotExported.
     """
@@ -331,7 +333,7 @@ def _export_and_judge(
     finally:
         # What was tuned is judged also where its export failed.
         if outcome.tuned is not None:
-            outcome.recommended, outcome.reason = judge((chosen_name, outcome.tuned))
+            outcome.recommended, outcome.reason = recommend_method((chosen_name, outcome.tuned))
 
 
 def evaluate(

@@ -320,3 +320,16 @@ def test_what_was_kept_is_gone_once_the_export_stands(tmp_path, call):
         code, _, err = call("extend", model, "--to", TARGET, "--out", out)
         assert code == 2 and told in err.replace("\n", " ")
         assert state.exists() is left
+
+
+def test_the_state_of_another_run_stays_where_this_one_has_a_folder_of_its_own(llama, tmp_path):
+    out = tmp_path / "out"
+    other_state = default_state_folder(out)
+    other_state.mkdir(parents=True)
+    (other_state / "kept").write_text("of another run")
+    options = Options(
+        windows=1, search_evaluations=0, task=["none"], state=tmp_path / "mine", anyway=True
+    )
+    hf.extend(llama, 3 * LENGTH, DOCUMENTS, method="linear", out=out, options=options)
+    assert (out / "config.json").is_file()
+    assert (other_state / "kept").is_file()
