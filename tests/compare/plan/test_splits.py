@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 import posenc.files.find_texts as sources
-from posenc.compare.plan import splits, tables
+from posenc.compare.plan import ngram_losses, splits
 from posenc.compare.trial.result_files import SPLITS, folder_of_text
 from posenc.compare.trial.windows import read_split
 from posenc.files.atomic import mark_figures
@@ -106,7 +106,7 @@ def test_pair_entropy_is_the_loss_of_a_table_of_pairs_of_the_training_text(
     ]
     assert cut.info.pair_entropy == pytest.approx(np.mean(bits))
     assert cut.info.pair_entropy < cut.info.byte_entropy - 0.5
-    assert tables.conditional_entropy(np.zeros((2, 2))) is None
+    assert ngram_losses.conditional_entropy(np.zeros((2, 2))) is None
 
 
 def test_single_file_is_cut_into_contiguous_stretches(tmp_path):
