@@ -209,6 +209,11 @@ def sound(rng: random.Random, command: str) -> list[str]:
             ["--quick", "--json"],
             ["--quick", "--only", "attention", "--head-dim", "8", "--out", f"{fresh}.json"],
         ],
+        "judge": [
+            ["losses.csv"],
+            ["losses.csv", "--json"],
+            ["losses.csv", "--columns", "loss=loss", "--out", fresh],
+        ],
         "leaderboard": [[], ["--json"]],
         "explore": [["--out", f"{fresh}.html"]],
         "inspect encoding": [
