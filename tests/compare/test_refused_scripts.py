@@ -35,7 +35,7 @@ def test_what_is_a_mistake_of_ours_keeps_its_traceback():
 
 
 def test_a_folder_is_no_file_to_write_a_table_into(tmp_path):
-    with pytest.raises(ValueError, match="--table: .* is not a file"):
+    with pytest.raises(ValueError, match=r"--table: .* is not a file"):
         refused.check_file("--table", tmp_path)
     refused.check_file("--table", tmp_path / "new/table.csv")
     assert not (tmp_path / "new").exists()
