@@ -110,8 +110,8 @@ class TaskGrid:
     depths: of the facts, from 0 at the start of the text to 1 at its end. Every variant of a model
     reads the same prompts.
 
-    Source of the tasks: Hsieh et al. 2024, arXiv:2404.06654, section 3 (needles, variable tracking);
-    Modarressi et al. 2025, arXiv:2502.05167 (needle by meaning); the sentences are ours.
+    Source of the tasks: Hsieh et al. 2024, arXiv:2404.06654, section 3 (needles, variable
+    tracking); Modarressi et al. 2025, arXiv:2502.05167 (needle by meaning); the sentences are ours.
     """
 
     names: tuple[str, ...]
