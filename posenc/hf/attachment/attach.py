@@ -27,13 +27,15 @@ TRIAL_RECORD while `attach` tries the model: attention.attend then lists the cal
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import nn
 
 from posenc.arguments import explain_misfits
+from posenc.attend.trial_weights import without_zero_weights
+from posenc.command_line.errors import one_line
 from posenc.encodings import (
     ModelShape,
     PositionEncoding,
@@ -166,7 +168,10 @@ def _attach_or_restore(
     example = build_example(model) if example is None else example
     attachment = Attachment(model_positions)
     setattr(model, ATTACHMENT_ATTRIBUTE, attachment)
+    trial = ExitStack()
     try:
+        # A table of positions that is still zero would hide that the model has one.
+        trial.enter_context(without_zero_weights(model))
         stacks = _replace_attention(model, attachment, example)
         encodings = _resolve_stack_encodings(model, stacks, encoding, decoder, example)
         # What is left of the model's own positions shows only before the encoding is hooked in.
@@ -184,8 +189,7 @@ def _attach_or_restore(
             )
             _record_hooked_modules(attachment, stack, model)
         _hook_dropped_position_ids(attachment, model)
-        with recorded_attention():  # a forward that fails with the hooks must fail now
-            run_in_evaluation(model, example)
+        _run_with_hooks(model, example)  # a forward that fails with the hooks must fail now
         # Otherwise only attention depends on order: that is proved above.
         may_depend_on_order = model_positions == "keep" or allow_other_order
         if may_depend_on_order:
@@ -197,6 +201,8 @@ def _attach_or_restore(
     except BaseException:
         _restore_model(model)
         raise
+    finally:
+        trial.close()
     return model
 
 
@@ -335,6 +341,19 @@ def _replace_attention(model: Any, attachment: Attachment, example: dict[str, An
             f"({stacks_in_words}), and one was expected: attach to one of them."
         )
     return stacks
+
+
+def _run_with_hooks(model: Any, example: dict[str, Any]) -> None:
+    """Run the model, with its hooks, on the arguments `example`. Raise ValueError if that fails."""
+    try:
+        with recorded_attention():
+            run_in_evaluation(model, example)
+    except ValueError:  # posenc's refusals are sentences
+        raise
+    except Exception as error:  # a family's code may raise anything
+        raise ValueError(
+            f"attach: {type(model).__name__} fails with the encoding attached ({one_line(error)})."
+        ) from error
 
 
 def _resolve_stack_encodings(
