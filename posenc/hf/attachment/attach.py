@@ -35,7 +35,6 @@ from torch import nn
 
 from posenc.arguments import explain_misfits
 from posenc.attend.trial_weights import without_zero_weights
-from posenc.command_line.errors import one_line
 from posenc.encodings import (
     ModelShape,
     PositionEncoding,
@@ -60,8 +59,7 @@ from posenc.hf.attachment.stacks import (
     Stack,
     build_example,
     find_stacks,
-    recorded_attention,
-    run_in_evaluation,
+    run_with_hooks,
     stack_shape,
 )
 
@@ -189,7 +187,7 @@ def _attach_or_restore(
             )
             _record_hooked_modules(attachment, stack, model)
         _hook_dropped_position_ids(attachment, model)
-        _run_with_hooks(model, example)  # a forward that fails with the hooks must fail now
+        run_with_hooks(model, example)  # a forward that fails with the hooks must fail now
         # Otherwise only attention depends on order: that is proved above.
         may_depend_on_order = model_positions == "keep" or allow_other_order
         if may_depend_on_order:
@@ -341,19 +339,6 @@ def _replace_attention(model: Any, attachment: Attachment, example: dict[str, An
             f"({stacks_in_words}), and one was expected: attach to one of them."
         )
     return stacks
-
-
-def _run_with_hooks(model: Any, example: dict[str, Any]) -> None:
-    """Run the model, with its hooks, on the arguments `example`. Raise ValueError if that fails."""
-    try:
-        with recorded_attention():
-            run_in_evaluation(model, example)
-    except ValueError:  # posenc's refusals are sentences
-        raise
-    except Exception as error:  # a family's code may raise anything
-        raise ValueError(
-            f"attach: {type(model).__name__} fails with the encoding attached ({one_line(error)})."
-        ) from error
 
 
 def _resolve_stack_encodings(

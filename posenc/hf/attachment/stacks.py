@@ -163,6 +163,19 @@ def run_in_evaluation(model: Any, example: dict[str, Any]) -> Any:
             module.training = mode_before
 
 
+def run_with_hooks(model: Any, example: dict[str, Any]) -> None:
+    """Run the model, with its hooks, on the arguments `example`. Raise ValueError if that fails."""
+    try:
+        with recorded_attention():
+            run_in_evaluation(model, example)
+    except ValueError:  # posenc's refusals are sentences
+        raise
+    except Exception as error:  # a family's code may raise anything
+        raise ValueError(
+            f"attach: {type(model).__name__} fails with the encoding attached ({one_line(error)})."
+        ) from error
+
+
 def rounding_tolerance(model: Any) -> float:
     """Return the largest difference of hidden states, relative to the largest of them, that
     rounding may explain: two orders of the same computation in the model's dtype differ by less."""
