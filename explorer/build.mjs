@@ -8,7 +8,7 @@ import { build } from "esbuild";
 
 const here = dirname(fileURLToPath(import.meta.url));
 const page = join(here, "../posenc/explore/explore.html");
-const LARGEST = 1.5e6;
+const LARGEST = 1e6;
 
 // The files of this folder, as tests/explore/test_page.py lists them.
 function sources(folder = here) {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -17,6 +18,18 @@ ROOT = Path(__file__).parents[1]
 DATA = ROOT / "explorer/src/data.json"
 ENCODINGS = ("rope", "alibi", "t5", "kerple", "sandwich", "fire", "sinusoidal", "nope")
 HEAD_DIM, HEADS, TRAIN_LENGTH = 64, 8, 2048
+MEASURED_HEAD_DIM = 8
+"""Channels of a head in the Llama of docs/extend.md, whose base is 10,000."""
+MEASURED_METHODS = {
+    "none": "none",
+    "linear": "linear",
+    "ntk": "ntk",
+    "dynamic": "dynamic",
+    "byparts": "by-parts",
+    "yarn": "yarn",
+    "llama3": "llama3",
+}
+"""Methods of posenc extend by the page's names of their scalings."""
 
 
 def scores() -> dict[str, Any]:
@@ -43,6 +56,42 @@ def scores() -> dict[str, Any]:
         "train_length": TRAIN_LENGTH,
         "distances": found.pop("distances"),
         "encodings": found,
+    }
+
+
+def measured() -> dict[str, Any]:
+    """Return what posenc extend measured of scalings on a small Llama without tuning: perplexity in
+    the last quarter of the longer text (`far`) and within the training length, as a multiple of
+    that of the model as trained (`near`), with the number of its pairs that meet new angles
+    (`beyond`). docs/extend.md has the rest under "A real case"."""
+    from experiments.extend_docs import TRAINED, read, short_ratio
+    from posenc.extend.methods import METHODS
+    from posenc.frequencies.scalings.scaling import rope_frequencies
+    from posenc.hf.rope_settings import RopeSetting
+
+    curves = read(ROOT / "results/extend/all.csv")
+    target = curves["none"][-1].stop
+    llama = RopeSetting(None, 10000.0, MEASURED_HEAD_DIM, None, TRAINED)
+    seen = [float(f) * TRAINED for f in rope_frequencies(MEASURED_HEAD_DIM, 10000.0).inv_freq]
+    rows = {}
+    for shown, name in MEASURED_METHODS.items():
+        scaling = METHODS[name].make_scaling(llama, target / TRAINED)
+        frequencies = rope_frequencies(MEASURED_HEAD_DIM, 10000.0, scaling, target).inv_freq
+        beyond = sum(
+            angle < 2 * math.pi and float(f) * target > angle * (1 + 1e-9)
+            for angle, f in zip(seen, frequencies, strict=True)
+        )
+        rows[shown] = {
+            "beyond": beyond,
+            "far": round(math.exp(curves[name][-1].loss), 2),
+            "near": round(short_ratio(curves[name], curves["none"]), 2),
+        }
+    return {
+        "trained": TRAINED,
+        "target": target,
+        "pairs": MEASURED_HEAD_DIM // 2,
+        "window": round(math.exp(curves["window"][-1].loss), 2),
+        "methods": rows,
     }
 
 
@@ -122,7 +171,7 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     from runtimes import table
 
-    data = {"scores": scores(), "rules": rules()}
+    data = {"scores": scores(), "measured": measured(), "rules": rules()}
     data["runtimes"] = table(lambda name: print(name, file=sys.stderr))
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in data.items())
     DATA.write_text(f"{{{lines}}}\n", encoding="utf-8")

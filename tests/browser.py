@@ -19,7 +19,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
-PHONE, DESKTOP = 390, 1280
+PHONE, TABLET, DESKTOP = 390, 768, 1280
 
 _FLAGS = (
     "--headless",
@@ -137,9 +137,14 @@ class Browser:
         self.load(page, width, dark=dark)
         return self.look()
 
-    def load(self, page: Path, width: int = DESKTOP, *, dark: bool = False) -> None:
+    def load(
+        self, page: Path, width: int = DESKTOP, *, dark: bool = False, fragment: str = ""
+    ) -> None:
         """Load a file on a screen `width` CSS pixels wide. A long page stays where it scrolled to,
-        which the picture of `look` would change."""
+        which the picture of `look` would change.
+
+        fragment: what the address has behind the file's name, beginning with #.
+        """
         self._call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -150,7 +155,11 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
         self._events.clear()
-        self._url = page.resolve().as_uri()
+        self._url = page.resolve().as_uri() + fragment
+        if fragment:  # an address that differs in its fragment only loads nothing
+            self._call("Page.navigate", url="about:blank")
+            self._wait_for("Page.loadEventFired")
+            self._events.clear()
         self._call("Page.navigate", url=self._url)
         self._wait_for("Page.loadEventFired")
 
@@ -174,6 +183,38 @@ class Browser:
         clip |= {"width": right - left + 2 * margin, "height": bottom - top + 2 * margin}
         shot = self._call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
         return base64.b64decode(shot["data"])
+
+    def drag(self, points: list[tuple[float, float]], *, touch: bool = False) -> None:
+        """Lead the mouse, or a finger, from the first point to the last."""
+        for i, (x, y) in enumerate([*points, points[-1]]):
+            first, last = i == 0, i == len(points)
+            if touch:
+                kind = "touchStart" if first else "touchEnd" if last else "touchMove"
+                at = [] if last else [{"x": x, "y": y}]
+                self._call("Input.dispatchTouchEvent", type=kind, touchPoints=at)
+            else:
+                kind = "mousePressed" if first else "mouseReleased" if last else "mouseMoved"
+                self._call(
+                    "Input.dispatchMouseEvent",
+                    type=kind,
+                    x=x,
+                    y=y,
+                    button="left",
+                    buttons=0 if last else 1,
+                    clickCount=1,
+                )
+
+    def press(self, key: str) -> None:
+        """Press and release a key, by its name in the DOM."""
+        codes = {"Tab": 9, "PageUp": 33, "End": 35, "ArrowRight": 39}
+        for kind in ("keyDown", "keyUp"):
+            self._call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=codes[key],
+            )
 
     def evaluate(self, expression: str) -> Any:
         """Return the value of an expression of JavaScript in the page, awaited.

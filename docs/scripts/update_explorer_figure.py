@@ -1,5 +1,5 @@
-"""Write docs/figures/explore.png, the first panel of `posenc explore` as Chromium shows it; run by
-`make readme`, which leaves the picture as it is where Chromium is not installed."""
+"""Write docs/figures/explore.png, the wavelengths of `posenc explore` as Chromium shows them; run
+by `make readme`, which leaves the picture as it is where Chromium is not installed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write(target: Path) -> str | None:
     with TemporaryDirectory() as profile, Browser(Path(profile)) as browser:
         browser.open(PAGE, WIDTH)
         browser.evaluate("(explorer.update({lang: 'en'}), new Promise(requestAnimationFrame))")
-        target.write_bytes(browser.picture("#wave .controls", "#wave .legend"))
+        target.write_bytes(browser.picture("#wave .stage", "#wave .legend"))
         return browser.evaluate("document.querySelector('#wave .finding').textContent")
 
 

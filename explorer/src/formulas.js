@@ -73,6 +73,11 @@ export function trained(freq, { dim, base, factor, original }) {
   });
 }
 
+// The score of a vector with itself at a distance, as a share of that at distance 0, where every pair
+// has the same length.
+export const sameScore = (freq, distance) =>
+  freq.reduce((sum, f) => sum + Math.cos(distance * f), 0) / freq.length;
+
 export function slopes(heads) {
   const power = 2 ** Math.floor(Math.log2(heads));
   const own = range(power).map((h) => 2 ** ((-8 * (h + 1)) / power));

@@ -1,4 +1,5 @@
-// Build the page: a head, a sentence, seven panels, a foot; draw again when something changes.
+// Build the page: a head, a sentence, seven panels, a foot; draw again when something changes. The
+// panel of the config is the last, or the first where a link or the command brings one.
 
 import { answers, isClear, numbersOf } from "./configs.js";
 import * as formulas from "./formulas.js";
@@ -11,12 +12,12 @@ import { sentence } from "./panels/sentence.js";
 import { scores } from "./panels/scores.js";
 import { turning } from "./panels/turning.js";
 import { wavelength } from "./panels/wavelength.js";
-import { DEFAULTS, onChange, readLink, state, update } from "./state.js";
+import { DEFAULTS, fragment, isCut, onChange, readLink, state, update } from "./state.js";
 import { setGiven } from "./verdict.js";
 import { language, said, t, word } from "./words.js";
 
 const PANELS = {
-  wave: wavelength, turn: turning, scores, bias: biases, config, mask: masks, round: roundings.rounding,
+  turn: turning, wave: wavelength, scores, bias: biases, mask: masks, round: roundings.rounding, config,
 };
 
 const given = JSON.parse(document.getElementById("given").textContent);
@@ -32,32 +33,39 @@ function head() {
     type: "button", class: "action", id: "language",
     onclick: () => update({ lang: language() === "en" ? "zh" : "en" }),
   });
-  const copy = el("button", { type: "button", class: "action" });
-  let copied = "page.copy";
+  const copy = el("button", { type: "button", class: "action", id: "copy" });
+  const told = el("p", { class: "method", id: "copied", "aria-live": "polite" });
   copy.addEventListener("click", async () => {
+    const link = sharedLink();
     try {
-      await navigator.clipboard.writeText(location.href);
-      copied = "page.copied";
+      await navigator.clipboard.writeText(link);
+      told.textContent = t("page.copied");
     } catch {
-      copied = "page.notcopied";
+      told.textContent = t("page.notcopied", { link });
     }
-    copy.textContent = t(copied);
-    setTimeout(() => {
-      copied = "page.copy";
-      copy.textContent = t(copied);
-    }, 2500);
+    if (isCut()) told.textContent += ` ${t("page.cut")}`;
   });
   word(other, "page.other");
   word(copy, "page.copy");
   return el("header", {},
-    el("div", { class: "brand" }, el("strong", {}, "posenc explore"), copy, other),
+    el("div", { class: "brand" }, el("strong", {}, "posenc explore"), copy, other), told,
     word(el("h1"), "page.title"), word(el("p", { class: "lead" }), "page.lead"));
 }
 
+// What "Copy link" copies: an address where the page has one that others can open, else its fragment.
+// The language is in it, because a browser would choose its own.
+function sharedLink() {
+  const view = fragment();
+  const whole = view.includes("lang=") ? view : `${view}${view === "#" ? "" : "&"}lang=${language()}`;
+  return location.protocol.startsWith("http") ? location.href.split("#")[0] + whole : whole;
+}
+
+const broughtConfig = state.config !== "";
 const panels = Object.entries(PANELS).map(([name, make], i) => {
   const panel = make(given);
+  const step = name === "config" && broughtConfig ? "" : String(i + 1);
   const node = el("section", { id: name },
-    el("h2", {}, el("span", { class: "step", "aria-hidden": "true" }, String(i + 1)), word(el("span"), `${name}.heading`)),
+    el("h2", {}, el("span", { class: "step", "aria-hidden": "true" }, step), word(el("span"), `${name}.heading`)),
     word(el("p", { class: "intro" }), `${name}.intro`), panel.node);
   return { name, node, render: panel.render };
 });
@@ -79,8 +87,11 @@ function jump(event, name) {
   section.querySelector("h2").focus({ preventScroll: true });
 }
 
+const configNode = panels.find(({ name }) => name === "config").node;
+const rest = panels.map(({ node }) => node).filter((node) => node !== configNode);
+const sections = broughtConfig ? [configNode, beginning, nav, ...rest] : [beginning, nav, ...rest, configNode];
 document.getElementById("page").append(
-  head(), beginning, nav, ...panels.map(({ node }) => node),
+  head(), ...sections,
   el("footer", {}, word(el("p"), "page.foot")),
 );
 
@@ -94,7 +105,7 @@ function show() {
 }
 onChange(show);
 show();
-if (given && !location.hash) document.getElementById("config").scrollIntoView({ behavior: "instant" });
+if (given && !location.hash) configNode.scrollIntoView({ behavior: "instant" });
 
 addEventListener("hashchange", () => {
   const found = readLink(location.hash);

@@ -3,7 +3,7 @@
 export const DEFAULTS = {
   lang: "",
   base: 10000, factor: 8, dim: 128, original: 4096, scaling: "none",
-  position: 0, pairs: "same",
+  position: 12, range: "near", pairs: "same",
   heads: 8, buckets: 32, furthest: 128, bidirectional: 0, firec: 0.1, threshold: 512,
   causal: 1, window: 0, prefix: 0, docs: "",
   config: "", sentence: "", positions: "nope",
@@ -14,7 +14,7 @@ const LIMITS = {
   firec: [0.001, 10], threshold: [1, 8192], causal: [0, 1], window: [0, 16], prefix: [0, 16],
 };
 const CHOICES = {
-  lang: ["en", "zh"], pairs: ["same", "mean"], positions: ["nope", "rope", "alibi"],
+  lang: ["en", "zh"], range: ["near", "far"], pairs: ["same", "mean"], positions: ["nope", "rope", "alibi"],
   scaling: ["none", "linear", "ntk", "dynamic", "byparts", "yarn", "llama3", "longrope"],
 };
 const LONGEST_TEXT_IN_LINK = 6000;
@@ -45,13 +45,21 @@ const decode = (text) => {
   return new TextDecoder().decode(Uint8Array.from(raw, (c) => c.charCodeAt(0)));
 };
 
-function writeLink() {
+// True if a text is too long for a link, which then leaves it out.
+export const isCut = () => TEXTS.some((key) => state[key].length > LONGEST_TEXT_IN_LINK);
+
+// The part of an address that reproduces the view, on any copy of the page.
+export function fragment() {
   const changed = Object.keys(DEFAULTS).filter((key) => state[key] !== DEFAULTS[key]);
   const said = changed
     .filter((key) => !TEXTS.includes(key) || state[key].length <= LONGEST_TEXT_IN_LINK)
     .map((key) => `${key}=${TEXTS.includes(key) ? encode(state[key]) : state[key]}`);
+  return `#${said.join("&")}`;
+}
+
+function writeLink() {
   try {
-    history.replaceState(null, "", `#${said.join("&")}`);
+    history.replaceState(null, "", fragment());
   } catch {
     // Some browsers refuse it for files; the link then stays as it was.
   }

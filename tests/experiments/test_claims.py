@@ -2,7 +2,8 @@
 
 import pytest
 
-from experiments.claims.__main__ import GROUPS, check, markdown
+from experiments.claims.__main__ import markdown
+from experiments.claims.sheet import GROUPS, check
 from tests.test_readme import ROOT
 
 pytestmark = pytest.mark.nightly

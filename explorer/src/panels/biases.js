@@ -91,7 +91,8 @@ export function biases() {
     [slider("firec", [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10], String), slider("threshold", [1, 64, 128, 256, 512, 1024, 2048, 4096, 8192], whole)],
   ];
   const node = el("div", { class: "three" }, figures.map((each, i) =>
-    el("div", {}, title[i].node, el("div", { class: "controls" }, controls[i]), each.node)));
+    el("div", { class: "stage" }, title[i].node, el("div", { class: "shown-while" }, each.node),
+      el("div", { class: "controls" }, controls[i]))));
   const render = () => {
     title.forEach((each) => each.show());
     figures.forEach((each) => each.render());

@@ -87,7 +87,8 @@ export function masks() {
     slider("window", steps.whole(0, TOKENS), (n) => (n ? String(n) : t("mask.off")), "mask.window"),
     slider("prefix", steps.whole(0, TOKENS), (n) => (n ? String(n) : t("mask.off")), "mask.prefix"));
   const side = el("div", {}, tools, hint, about, line);
-  return { node: [el("div", { class: "two" }, el("div", { class: "drawing" }, grid), side)], render };
+  const shown = el("div", { class: "drawing shown-while" }, grid);
+  return { node: [el("div", { class: "two stage" }, shown, side)], render };
 }
 
 // 0, 1, 2, 5 as "0–2, 5".

@@ -4,11 +4,12 @@ import { scaleLinear, scaleLog } from "d3-scale";
 import { line } from "d3-shape";
 import { numbersOf } from "../configs.js";
 import { choice, slider, steps } from "../controls.js";
+import data from "../data.json";
 import { apart, el, figure, number, powers, short, whole, xAxis, yAxis } from "../draw.js";
-import { SCALINGS, TURN, scaled, trained } from "../formulas.js";
+import { SCALINGS, TURN, plain, scaled, trained } from "../formulas.js";
 import { state } from "../state.js";
 import { caution } from "../verdict.js";
-import { t } from "../words.js";
+import { t, word } from "../words.js";
 
 let seen = null;
 let factors = null;
@@ -29,6 +30,15 @@ export const scalingChoice = () =>
     Boolean(scaled(name, settings())),
   );
 
+// The token at which the first pair meets an angle that training never showed; null if none does up to
+// the target length.
+export function firstNewToken(freq, s) {
+  const states = trained(freq, s);
+  const slow = plain(s.dim, s.base).map((f, i) => (s.original * f) / freq[i]);
+  const met = slow.filter((_, i) => states[i] === "beyond");
+  return met.length ? Math.floor(Math.min(...met) + 1e-6) : null;
+}
+
 // One mark for each state, different in shape as well as in colour.
 export function mark(kind, x, y, size = 4) {
   if (kind === "whole") return el("circle", { cx: x, cy: y, r: size, class: "whole" });
@@ -46,10 +56,11 @@ export const legend = () =>
 
 function chart(width) {
   const s = settings();
-  const curves = SCALINGS.map((name) => ({ name, ...scaled(name, s) })).filter((c) => c.freq);
+  // RoPE as trained, and the chosen scaling against it.
+  const curves = [...new Set(["none", chosen()])].map((name) => ({ name, ...scaled(name, s) }));
   const target = s.original * s.factor;
   const narrow = width < 560;
-  const left = 46, right = width - (narrow ? 98 : 118), top = 30, bottom = narrow ? 340 : 400;
+  const left = 46, right = width - (narrow ? 98 : 118), top = 30, bottom = narrow ? 236 : 400;
   const waves = curves.flatMap((c) => c.freq.map((f) => TURN / f));
   const high = Math.max(...waves, target) * 1.6;
   const x = scaleLinear([0, s.dim / 2 - 1], [left + 6, right - 6]);
@@ -93,12 +104,12 @@ function chart(width) {
   return { children, height: bottom + 44 };
 }
 
-// One row a scaling, one cell a pair: which pairs meet new angles, and what else it costs.
+// A row for RoPE as trained and one for the chosen scaling, one cell a pair: which pairs meet new
+// angles, and what else it changes.
 function overview() {
   const s = settings();
-  const rows = SCALINGS.map((name) => {
+  const rows = [...new Set(["none", chosen()])].map((name) => {
     const found = scaled(name, s);
-    if (!found) return null;
     const states = trained(found.freq, s);
     const beyond = states.filter((kind) => kind === "beyond").length;
     const slowed = 1 / found.freq[0];
@@ -117,6 +128,37 @@ function overview() {
     el("tbody", {}, rows));
 }
 
+// What each scaling did to a small Llama that posenc extended: no new angles, and yet not alike.
+function measured() {
+  const { methods, trained: length, target } = data.measured;
+  const rows = SCALINGS.filter((name) => methods[name]).map((name) => {
+    const { beyond, far, near } = methods[name];
+    return el("tr", { class: name === chosen() ? "chosen" : null },
+      el("th", { scope: "row" }, t(`scaling.${name}`)),
+      el("td", { class: "number" }, String(beyond)),
+      el("td", { class: "number" }, number(far)),
+      el("td", { class: "number" }, `× ${near.toFixed(2)}`));
+  });
+  const heads = {
+    method: {}, beyond: {}, far: { start: whole(0.75 * target), stop: whole(target) }, near: { n: whole(length) },
+  };
+  return el("table", {},
+    el("thead", {}, el("tr", {}, Object.entries(heads).map(([key, values]) =>
+      el("th", { scope: "col", class: key === "method" ? null : "number" },
+        t(["method", "beyond"].includes(key) ? `wave.${key}` : `measured.${key}`, values))))),
+    el("tbody", {}, rows));
+}
+
+// The numbers of the sentences about that Llama.
+function aboutMeasured() {
+  const { methods, window, trained: length, target, pairs } = data.measured;
+  const without = Object.values(methods).filter(({ beyond }) => beyond === 0).map(({ far }) => far);
+  return {
+    pairs, trained: whole(length), target: whole(target), window: number(window),
+    best: number(Math.min(...without)), worst: number(Math.max(...without)),
+  };
+}
+
 export function finding() {
   const s = settings();
   const name = chosen();
@@ -126,6 +168,7 @@ export function finding() {
   return t(key, {
     method: t(`scaling.${name}`), beyond: count("beyond"), pairs: states.length, whole: count("whole"),
     original: whole(s.original), target: whole(s.original * s.factor),
+    first: whole(firstNewToken(scaled(name, s).freq, s) ?? 0),
   });
 }
 
@@ -143,13 +186,17 @@ export function wavelength() {
   const method = el("p", { class: "method" });
   const keys = el("div", {});
   const sizes = [32, 64, 80, 96, 128, 192, 256];
+  const shown = el("div", { class: "shown-while" }, headline, chart1.node);
+  const sliders = el("div", { class: "controls" },
+    slider("base", [1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7, 1e8], whole),
+    slider("factor", [1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 64], (x) => `× ${number(x)}`),
+    slider("dim", sizes, whole),
+    slider("original", steps.geometric(512, 2, 262144), whole));
+  const small = el("div", { class: "table small-llama" });
   const node = [
-    el("div", { class: "controls" },
-      slider("base", [1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7, 1e8], whole),
-      slider("factor", [1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 64], (x) => `× ${number(x)}`),
-      slider("dim", sizes, whole),
-      slider("original", steps.geometric(512, 2, 262144), whole)),
-    scalingChoice(), warning, headline, method, chart1.node, keys, table,
+    warning, el("div", { class: "stage" }, shown, sliders, scalingChoice()), method, keys, table,
+    word(el("h3", { class: "measured" }), "measured.heading"), word(el("p"), "measured.intro", aboutMeasured), small,
+    word(el("p", { class: "method" }), "measured.notes"),
   ];
   const render = () => {
     warning.textContent = ofConfig() ? caution() : "";
@@ -158,6 +205,7 @@ export function wavelength() {
     method.textContent = t(`about.${chosen()}`);
     keys.replaceChildren(legend());
     table.replaceChildren(overview());
+    small.replaceChildren(measured());
     chart1.render();
   };
   return { node, render };

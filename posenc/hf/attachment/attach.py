@@ -27,14 +27,13 @@ TRIAL_RECORD while `attach` tries the model: attention.attend then lists the cal
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import nn
 
 from posenc.arguments import explain_misfits
-from posenc.attend.trial_weights import without_zero_weights
 from posenc.encodings import (
     ModelShape,
     PositionEncoding,
@@ -59,7 +58,8 @@ from posenc.hf.attachment.stacks import (
     Stack,
     build_example,
     find_stacks,
-    run_with_hooks,
+    recorded_attention,
+    run_in_evaluation,
     stack_shape,
 )
 
@@ -166,10 +166,7 @@ def _attach_or_restore(
     example = build_example(model) if example is None else example
     attachment = Attachment(model_positions)
     setattr(model, ATTACHMENT_ATTRIBUTE, attachment)
-    trial = ExitStack()
     try:
-        # A table of positions that is still zero would hide that the model has one.
-        trial.enter_context(without_zero_weights(model))
         stacks = _replace_attention(model, attachment, example)
         encodings = _resolve_stack_encodings(model, stacks, encoding, decoder, example)
         # What is left of the model's own positions shows only before the encoding is hooked in.
@@ -187,7 +184,8 @@ def _attach_or_restore(
             )
             _record_hooked_modules(attachment, stack, model)
         _hook_dropped_position_ids(attachment, model)
-        run_with_hooks(model, example)  # a forward that fails with the hooks must fail now
+        with recorded_attention():  # a forward that fails with the hooks must fail now
+            run_in_evaluation(model, example)
         # Otherwise only attention depends on order: that is proved above.
         may_depend_on_order = model_positions == "keep" or allow_other_order
         if may_depend_on_order:
@@ -199,8 +197,6 @@ def _attach_or_restore(
     except BaseException:
         _restore_model(model)
         raise
-    finally:
-        trial.close()
     return model
 
 

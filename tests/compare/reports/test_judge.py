@@ -11,6 +11,7 @@ import pytest
 
 import posenc
 from posenc.compare.judging.answer import answer_and_choices, conclude
+from posenc.compare.judging.judgement import verdicts_of_pairs
 from posenc.compare.judging.near_far import standings
 from posenc.compare.page.figures import curve_plots
 from posenc.compare.page.numbers import facts_of
@@ -21,7 +22,6 @@ from posenc.compare.rows import rows_of
 from posenc.report.chart import split_by_series
 from posenc.report.html_page import page_of
 from posenc.report.report import cell_text
-from tests.compare.judging.test_standing import verdicts_of_pairs
 from tests.compare.reports.loss_tables import records_of, write_csv
 from tests.experiment import experiment
 from tests.texts import prose
