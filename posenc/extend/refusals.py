@@ -20,7 +20,13 @@ from posenc.files.atomic import prepare_page_and_figures
 from posenc.files.opening import remove_folder
 from posenc.hf import learned_tables
 from posenc.hf.checkpoint.files import read_config, tokenizer_files
-from posenc.hf.checkpoint.loading import DEVICES, DTYPES, Checkpoint, language_model_of
+from posenc.hf.checkpoint.loading import (
+    DEVICES,
+    DTYPES,
+    Checkpoint,
+    language_model_of,
+    quantisation_in_words,
+)
 from posenc.hf.model_rotation import (
     attentions_with_rope_switch,
     frequencies_differ,
@@ -70,6 +76,12 @@ def check_before_loading(
     reason = WHY_NOT_EXTENDED.get(str(raw_config.get("model_type")))
     if reason:
         raise ValueError(f"{folder}: {reason}.")
+    if quantisation := quantisation_in_words(folder, raw_config):
+        raise ValueError(
+            f"{folder}: its weights are quantised ({quantisation}), which posenc neither measures "
+            "nor tunes; give the folder that they were made from, in bfloat16, float16 or float32, "
+            "and quantise what posenc writes."
+        )
     if out is not None and (out.exists() or out.is_symlink()):
         raise ValueError(
             f"{out} exists already{_clean_up_finished_export(out)}; give a new folder."

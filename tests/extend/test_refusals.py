@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from posenc.extend import extension
 from posenc.extend.options import DEFAULTS
@@ -59,8 +61,26 @@ def yarn(**keys) -> Change:
     return config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, **keys})
 
 
+def weights_in_8_bits(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    weights = {name: w.to(torch.float8_e4m3fn) for name, w in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def packed_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    packed = {"model.layers.0.mlp.up_proj.qweight": torch.zeros(4, 8, dtype=torch.int32)}
+    save_file(load_file(path) | packed, path, metadata={"format": "pt"})
+
+
 LENGTHS = {"original_max_position_embeddings": LENGTH}
 FOLDERS: dict[str, tuple[str, Change]] = {
+    "its weights are quantised (awq, 4 bits), which posenc neither measures": (
+        "llama",
+        config(quantization_config={"quant_method": "awq", "bits": 4, "group_size": 128}),
+    ),
+    "its weights are quantised (fp8), which": ("llama", weights_in_8_bits),
+    "model.layers.0.mlp.up_proj.qweight holds several numbers in one": ("llama", packed_weights),
     "no such folder": ("llama", shutil.rmtree),
     "it has no config.json": ("llama", lambda folder: (folder / "config.json").unlink()),
     "not valid JSON": ("llama", lambda folder: (folder / "config.json").write_text("{")),

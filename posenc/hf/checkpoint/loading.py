@@ -28,6 +28,8 @@ TORCH_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Name of each dtype in safetensors and in torch."""
 SAFE_OPTIONS = {"trust_remote_code": False, "local_files_only": True, "use_safetensors": True}
 """Options of from_pretrained for a stranger's folder."""
+PACKED_WEIGHTS = (".qweight", ".weight_packed", ".quant_map")
+"""Ends of names of tensors that AWQ and GPTQ, compressed-tensors and bitsandbytes write."""
 LOG = logging.getLogger("posenc.hf")
 """Logger that reports unused weights on stderr; applications may redirect it."""
 
@@ -420,6 +422,24 @@ def _count_elements(weight_paths: list[Path]) -> dict[str, dict[str, int]]:
         for name, tensor in read_safetensors_header(path)[0].items():
             elements_by_dtype.setdefault(tensor["dtype"], {})[name] = math.prod(tensor["shape"])
     return elements_by_dtype
+
+
+def quantisation_in_words(folder: Path, raw_config: dict[str, Any]) -> str | None:
+    """Return how the weights of a folder are quantised, as "awq, 4 bits", by its config.json and
+    the headers of its weights; None for weights that are numbers of their own."""
+    text_config = raw_config.get("text_config")
+    for config in (raw_config, text_config if isinstance(text_config, dict) else {}):
+        quantisation = config.get("quantization_config") or config.get("compression_config")
+        if isinstance(quantisation, dict):
+            method = str(quantisation.get("quant_method") or "by its quantization_config")
+            bits = quantisation.get("bits") or quantisation.get("w_bit")
+            return f"{method}, {bits} bits" if isinstance(bits, int) else method
+    for dtype, names in _count_elements(files.weight_files(folder)).items():
+        if dtype.startswith("F8"):
+            return "fp8"
+        if packed_name := next((name for name in names if name.endswith(PACKED_WEIGHTS)), None):
+            return f"{packed_name} holds several numbers in one"
+    return None
 
 
 def _refuse_integer_weights(
