@@ -4,8 +4,6 @@ import json
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from posenc.extend.measure.losses import next_token_losses
 from posenc.extend.options import Options
@@ -14,6 +12,7 @@ from posenc.extend.plan.report import GB, bytes_on_devices, device_sizes
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.tune_config import TuneConfig
 from tests.hf_models import LENGTH, save
+from tests.memory import MostBytes
 
 TARGET = 8 * LENGTH
 TUNING = ("--tune", 9, "--batch", 1, "--lora", 2, "--adapter")
@@ -82,26 +81,6 @@ def test_devices_of_different_size_get_what_they_have_room_for():
     assert bytes_on_devices(stage, [64 * GB, 24 * GB], 0) == [56_500 * 10**6, 21_500 * 10**6]
     assert bytes_on_devices(stage, [64 * GB, 4 * GB], 0) is None
     assert bytes_on_devices(stage, [38 * GB, 38 * GB], 0) is None
-
-
-class MostBytes(TorchDispatchMode):
-    """Count what real tensors take: an account of its own, by the storages that are alive."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.known, self.peak = [], 0
-
-    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
-        import weakref
-
-        out = operator(*arguments, **(options or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
-                self.known.append(weakref.ref(leaf.untyped_storage()))
-        alive = {id(s): s.nbytes() for ref in self.known if (s := ref()) is not None}
-        self.known = list({id(ref()): ref for ref in self.known if ref() is not None}.values())
-        self.peak = max(self.peak, sum(alive.values()))
-        return out
 
 
 def test_the_planned_tensors_are_those_of_a_real_pass(folder):

@@ -18,6 +18,7 @@ from posenc.hf.model_rotation import settings_applied
 from posenc.hf.teacher import SameWeights, copied_teacher
 from posenc.hf.tuning import masked_token_loss, next_token_loss
 from tests.hf_models import COMMON, LENGTH, save, transformers
+from tests.memory import MostBytes
 
 VOCABULARY = COMMON["vocab_size"]
 CHUNK = 16
@@ -119,6 +120,36 @@ def test_the_largest_logits_are_those_of_a_chunk(length, tmp_path, small_chunks)
         masked_token_loss(bert, tokens, 1).backward()
         masked_token_losses(bert, tokens, 1)
     assert 0 < seen.most <= CHUNK * VOCABULARY
+
+
+@pytest.mark.slow
+def test_the_peak_grows_with_the_chunk_and_not_with_length_times_vocabulary(tmp_path, monkeypatch):
+    """Of the loss and its gradient, in real tensors, at 4,096 and at 32,768 tokens."""
+    vocabulary, lengths = 32_000, (4096, 32_768)
+    model = tiny_model("llama", tmp_path, **COMMON | {"vocab_size": vocabulary})
+    divided = ChunkedLogits(model)
+    num_channels = COMMON["hidden_size"]
+
+    def peak_of_loss(length: int) -> int:
+        hidden = torch.randn(1, length, num_channels, requires_grad=True)
+        tokens = torch.randint(vocabulary, (1, length))
+
+        def loss_of_chunk(logits, positions):
+            return F.cross_entropy(logits.flatten(0, 1), tokens[0, positions], reduction="sum")
+
+        with MostBytes() as real:
+            divided.sum_over_chunks(hidden, loss_of_chunk).backward()
+        model.zero_grad()
+        return real.peak
+
+    chunk_tokens = chunked_logits.MAX_LOGITS_PER_CHUNK // vocabulary
+    chunk_bytes = 4 * chunk_tokens * vocabulary
+    peaks = [peak_of_loss(length) for length in lengths]
+    assert chunk_bytes < peaks[0] < 4.5 * chunk_bytes
+    # What grows are hidden states and their gradients.
+    assert peaks[1] - peaks[0] < 4 * (lengths[1] - lengths[0]) * num_channels * 4
+    monkeypatch.setattr(chunked_logits, "MAX_LOGITS_PER_CHUNK", chunk_tokens // 4 * vocabulary)
+    assert peak_of_loss(lengths[0]) < 0.35 * peaks[0]
 
 
 def test_a_model_that_cannot_be_divided_is_taken_whole(tmp_path):

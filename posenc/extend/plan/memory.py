@@ -68,7 +68,7 @@ def plan_stages(
     if options.trained_length is not None:
         checkpoint = with_trained_length(checkpoint, options.trained_length)
     check_new_length(checkpoint, target_length)
-    stages = [_measuring(checkpoint, target_length)]
+    stages = [_measuring(checkpoint, target_length, options.windows)]
     if options.tune is not None:
         stages.append(_tuning(checkpoint, target_length, options.tune))
     if is_exported:
@@ -93,10 +93,10 @@ def _peak_of_reading(model: Any, num_windows: int, length: int) -> int:
     return memory.peak
 
 
-def _measuring(checkpoint: Checkpoint, target_length: int) -> Stage:
-    """Return the stage of measuring windows of the new length."""
+def _measuring(checkpoint: Checkpoint, target_length: int, num_windows: int) -> Stage:
+    """Return the stage of measuring `num_windows` windows of the new length."""
     model = checkpoint.model
-    num_windows = max(1, MAX_TOKENS_PER_BATCH // target_length)
+    num_windows = min(num_windows, max(1, MAX_TOKENS_PER_BATCH // target_length))
     piece_len = piece_length(model, num_windows)
     num_pieces = -(-target_length // piece_len)
     if num_pieces <= 4:
