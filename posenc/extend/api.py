@@ -17,6 +17,7 @@ from posenc.extend.extension import NotExported, Outcome, extend
 from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.refusals import check_before_loading, prepare_outputs
 from posenc.extend.report import OUT_OF_DOMAIN_CAUTION, report_of
+from posenc.extend.variants import WINDOW, WINDOW_IN_CONFIG
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import read_file_bytes, read_file_text
 from posenc.hf.checkpoint.tokenization import split_documents
@@ -195,8 +196,9 @@ def extend_and_show(
         raise RunFailed(
             f"{out} is not written: {reason_in_words}. Name a --method to write one anyway."
         )
-    elif outcome.recommended not in ("", "none"):
-        method_option = "" if method else f" --method {outcome.recommended}"
+    elif outcome.recommended not in ("", "none", WINDOW):
+        method_name = {WINDOW_IN_CONFIG: WINDOW}.get(outcome.recommended, outcome.recommended)
+        method_option = "" if method else f" --method {method_name}"
         print_line(
             console, f"Nothing was written. To export: {command}{method_option} --out FOLDER"
         )

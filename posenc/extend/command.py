@@ -33,8 +33,9 @@ def extend(
         str | None,
         option(
             f"One method instead of all: none, {_SCALINGS_IN_WORDS}, ntk-1.5x, ntk-2x, by-parts, "
-            "yarn, proportional, clip, longrope-switch, search, drope to drop the rotation, or "
-            "dual-chunk for vLLM; for learned tables none, interpolate, tile or hierarchical.",
+            "yarn, proportional, clip, longrope-switch, search, drope to drop the rotation, "
+            "dual-chunk for vLLM, or window to read the last tokens only; for learned tables "
+            "none, window, interpolate, tile or hierarchical.",
             shown="try all, recommend",
         ),
     ] = None,

@@ -33,6 +33,8 @@ from posenc.extend.refusals import (
 from posenc.extend.variants import (
     DROPE,
     NUM_SEARCH_WINDOWS,
+    WINDOW,
+    WINDOW_IN_CONFIG,
     Variant,
     VariantBuilders,
     context_lengths,
@@ -59,13 +61,13 @@ class Outcome:
     """Hold all variants measured, the recommendation, and what was exported.
 
     target: the new length in tokens. measured: each variant with its evaluation, by name.
-    recommended: a method, "none" to leave the model as it is, "" without a recommendation. reason:
-    sentences for the user. not_measured: by name, why a variant could not be measured on this
-    checkpoint. short_documents: the document of every token of the short texts, (texts, trained
-    length). tuned: the measurements of the exported variant after its tuning; None without.
-    tuning_losses: of each step, in nats. config_diff: the lines in which the new config.json
-    differs. files_not_copied: names of files in the old folder that the new one lacks. proof: None
-    if nothing was written.
+    recommended: a method, "window" to read only the last tokens of a text, "none" to leave the
+    model as it is, "" without a recommendation. reason: sentences for the user. not_measured: by
+    name, why a variant could not be measured on this checkpoint. short_documents: the document of
+    every token of the short texts, (texts, trained length). tuned: the measurements of the exported
+    variant after its tuning; None without. tuning_losses: of each step, in nats. config_diff: the
+    lines in which the new config.json differs. files_not_copied: names of files in the old folder
+    that the new one lacks. proof: None if nothing was written.
     """
 
     checkpoint: Checkpoint
@@ -219,7 +221,9 @@ def extend(
         builders = variant_builders(checkpoint, to, method, fitting_windows, options, progress)
         if first_window is not None:
             progress(_time_in_words(run, len(builders), first_window), 0.0)
-        measured, not_measured = _measure_variants(run, builders, method)
+        is_window_written = method == WINDOW and out is not None
+        needed_name = WINDOW_IN_CONFIG if is_window_written else method
+        measured, not_measured = _measure_variants(run, builders, needed_name)
         recommend_method = partial(
             recommend,
             measured,
@@ -301,14 +305,17 @@ def _state_lock(run: ExtensionRun) -> AbstractContextManager[object]:
 
 def _method_to_export(outcome: Outcome, method: str | None, options: Options) -> str | None:
     """Return the name of the method to tune and export; None to leave the model as it is."""
-    if method is not None:
+    if method == WINDOW:
+        chosen_name = WINDOW_IN_CONFIG
+    elif method is not None:
         chosen_name = method
     elif options.tune is not None:
         # Tuning may make a method better than what is best before it.
         chosen_name = best_method(outcome.measured, options)
     else:
         chosen_name = outcome.recommended
-    return None if chosen_name in ("", "none") else chosen_name
+    # No folder says that a text is cut before the model reads it.
+    return None if chosen_name in ("", "none", WINDOW) else chosen_name
 
 
 def _export_and_judge(
@@ -468,6 +475,7 @@ def _export_plan(
         chosen_variant.cache_safe,
         weights_changed=weights_changed,
         server_keys=chosen_variant.server_keys,
+        has_window=chosen_variant.name == WINDOW_IN_CONFIG,
         adapter_folder=_adapter_folder(run)
         if tune_config is not None and tune_config.adapter
         else None,

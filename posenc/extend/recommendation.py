@@ -52,8 +52,9 @@ def recommend(
         tuned: the method that was tuned, and what was measured after it.
         out_of_domain: True if the text was not chosen for this model.
 
-    Returns: the method to use, "none" to leave the model as it is, or "" without a recommendation;
-    and the reason, whose first sentence says what to do.
+    Returns: the method to use, WINDOW to read only the last tokens of a text, "none" to leave the
+    model as it is, or "" without a recommendation; and the reason, whose first sentence says what
+    to do.
     """
     unchanged_evaluation = measured["none"][1]
     # Written with "not", so that a loss of NaN is refused, too.
@@ -77,7 +78,7 @@ def recommend(
         method_name is None
         or not chosen_evaluation.mean_over_buckets() < unchanged_evaluation.mean_over_buckets()
     ):
-        return "none", _why_no_method(evidence)
+        return _window_or_nothing(evidence)
     return _compare_with_baseline(evidence, method_name, chosen_evaluation)
 
 
@@ -116,8 +117,9 @@ class _Evidence:
         return "" if self.was_tuned else " Tuning may change that (--tune)."
 
 
-def _why_no_method(evidence: _Evidence) -> str:
-    """Return the reason to leave a model whose mean loss no method lowers."""
+def _window_or_nothing(evidence: _Evidence) -> tuple[str, str]:
+    """Return (what to use: WINDOW or "none", the reason) for a model whose mean loss no method
+    lowers."""
     unchanged_evaluation = evidence.unchanged_evaluation
     window_evaluation = evidence.window_evaluation
     if window_evaluation is not None and _is_clearly_lower(
@@ -126,21 +128,21 @@ def _why_no_method(evidence: _Evidence) -> str:
         change_beyond = _change_beyond_in_words(
             window_evaluation, unchanged_evaluation, evidence.train_length
         )
-        return (
+        return WINDOW, (
             f"Do not extend this one: {evidence.window_in_words} reads better. Against the "
             f"unchanged model it {change_beyond}, and no method saves anything over all "
             f"positions.{evidence.tuning_hint}"
         )
     advice = "Leave this one as it is: no method that stock tools load lowers its mean loss."
     map_remark = _better_map_remark(evidence.measured, unchanged_evaluation)
-    return f"{advice}{evidence.tuning_hint}{map_remark}"
+    return "none", f"{advice}{evidence.tuning_hint}{map_remark}"
 
 
 def _compare_with_baseline(
     evidence: _Evidence, method_name: str, chosen_evaluation: Evaluation
 ) -> tuple[str, str]:
     """Compare a method that lowers the mean loss with the window or, if that was not measured, with
-    the unchanged model. Return (what to use: the method or "none", the reason)."""
+    the unchanged model. Return (what to use: the method, WINDOW or "none", the reason)."""
     unchanged_evaluation = evidence.unchanged_evaluation
     train_length = evidence.train_length
     change_within = _change_in_words(
@@ -170,7 +172,7 @@ def _compare_with_baseline(
             f"{difference_in_words} worse over all positions{interval_in_words}; {baseline_clause}"
         )
         return (
-            "none",
+            "none" if evidence.window_evaluation is None else WINDOW,
             f"Do not extend this one: {rival_in_words} reads better. {worse_in_words}"
             f"{evidence.tuning_hint}{remarks}",
         )

@@ -15,7 +15,7 @@ from posenc.extend.export.folder import (
 from posenc.extend.measure.tasks import PASSKEY, parse_task_names
 from posenc.extend.methods import METHODS
 from posenc.extend.options import Options
-from posenc.extend.variants import DROPE, DUAL_CHUNK, position_maps
+from posenc.extend.variants import DROPE, DUAL_CHUNK, WINDOW, position_maps
 from posenc.files.atomic import prepare_page_and_figures
 from posenc.files.opening import remove_folder
 from posenc.hf import learned_tables
@@ -34,11 +34,12 @@ from posenc.hf.model_rotation import (
 )
 from posenc.hf.restart_state import default_state_folder
 from posenc.hf.rope_settings import EXTENDED_LAYER_TYPES
+from posenc.hf.sliding_window import why_no_window
 from posenc.runtimes.families import all_families
 from posenc.runtimes.files.json_object import require_strict_json
 from posenc.runtimes.known.transformers5 import HUNYUAN_FAMILIES
 
-ROTARY_METHODS = (*METHODS, "search", DROPE, DUAL_CHUNK)
+ROTARY_METHODS = (*METHODS, "search", DROPE, DUAL_CHUNK, WINDOW)
 """Methods for models with rotary keys."""
 DUAL_CHUNK_MODEL_TYPES = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 WINDOWED_LAYER_TYPES = {"sliding_attention", "chunked_attention"}
@@ -196,7 +197,9 @@ def check_after_loading(
         raise ValueError(f"{checkpoint.folder}: {reason}.")
     if method is not None:
         known_methods = (
-            ROTARY_METHODS if checkpoint.rope_settings else ("none", *learned_tables.METHODS)
+            ROTARY_METHODS
+            if checkpoint.rope_settings
+            else ("none", *learned_tables.METHODS, WINDOW)
         )
         require_choice("--method", method, known_methods)
         _check_method(checkpoint, method, is_exported, options)
@@ -257,6 +260,8 @@ def _check_method(checkpoint: Checkpoint, method: str, is_exported: bool, option
         raise ValueError("--search-evaluations 0 leaves nothing to search; give more.")
     if method == DROPE:
         _check_drope(checkpoint, options)
+    if method == WINDOW and checkpoint.masked:
+        raise ValueError("window: a masked model reads both sides, so that no token is the last.")
     if is_exported:
         _check_method_can_be_written(checkpoint, method, options)
 
@@ -280,6 +285,11 @@ def _check_method_can_be_written(checkpoint: Checkpoint, method: str, options: O
         )
     if method == DUAL_CHUNK and (reason := _why_no_dual_chunk(checkpoint, options)):
         raise ValueError(f"{checkpoint.folder}: {reason}.")
+    if method == WINDOW and (reason := why_no_window(checkpoint)):
+        raise ValueError(
+            f"{checkpoint.folder}: {reason}, so that no folder can say it. Leave out --out: the "
+            "report has the lines with which servers read the last tokens only."
+        )
     breaks_cache = method in METHODS and not METHODS[method].cache_safe
     if breaks_cache and not options.allow_cache_unsafe:
         raise ValueError(

@@ -8,10 +8,11 @@ from typing import Any
 
 from posenc.extend import figures
 from posenc.extend.export.prover import Proof
+from posenc.extend.export.serve_window import window_by_runtime
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation
 from posenc.extend.measure.tasks import TaskScore
-from posenc.extend.variants import Variant
+from posenc.extend.variants import WINDOW, WINDOW_IN_CONFIG, Variant
 from posenc.report.report import (
     Block,
     Cell,
@@ -58,6 +59,9 @@ def _sections(outcome: Outcome, train_length: int) -> Iterator[Section]:
         yield Section("What could not be measured on this model", [Facts(not_measured)])
     note_on_nats = "The loss is in nats: one nat less divides the perplexity by 2.7."
     yield Section("Curves", [note_on_nats, *figures.curve_plots(outcome)], is_detail=True)
+    windows_only = {"none", WINDOW, WINDOW_IN_CONFIG}
+    if outcome.recommended == WINDOW or outcome.measured.keys() <= windows_only:
+        yield Section("Serve the last tokens only", _window_section(outcome, train_length))
     if outcome.measured["none"][0].settings:
         yield Section("Frequencies", [*figures.wavelength_plots(outcome)], is_detail=True)
     yield Section("Passkeys", _passkey_section(outcome), is_detail=True)
@@ -72,6 +76,19 @@ def _sections(outcome: Outcome, train_length: int) -> Iterator[Section]:
                 Code("\n".join(outcome.config_diff)),
             ],
         )
+
+
+def _window_section(outcome: Outcome, train_length: int) -> list[Block]:
+    """Return how each runtime reads only the last tokens of a text, with the unchanged model."""
+    by_runtime = window_by_runtime(str(outcome.checkpoint.folder), train_length)
+    blocks: list[Block] = [
+        f"The row {WINDOW} is the unchanged model that reads the last {train_length:,} tokens. The "
+        "lines are from the documents and the code of each runtime; none was run."
+    ]
+    for name, window in by_runtime.items():
+        blocks.append(Facts({name: window.effect}))
+        blocks.append(Code("\n".join(window.lines)))
+    return blocks
 
 
 def _perplexity_section(outcome: Outcome, train_length: int) -> list[Block]:

@@ -28,10 +28,13 @@ from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.checkpoint.tokenization import Windows, require_mask_token_id
 from posenc.hf.model_rotation import rotation_dropped, settings_applied
 from posenc.hf.rope_settings import RopeSetting, head_dim_of
+from posenc.hf.sliding_window import reads_window, why_no_window, window_in_every_layer
 
-WINDOW, DROPE, DUAL_CHUNK = "window", "drope", "dual-chunk"
-"""Names of the sliding-window baseline, of the model without its rotation, and of dual chunk
-attention."""
+WINDOW, WINDOW_IN_CONFIG = "window", "sliding-window"
+"""Names of the model that reads only the last tokens of a text, and of the one whose config lets
+every layer attend to the last tokens only."""
+DROPE, DUAL_CHUNK = "drope", "dual-chunk"
+"""Names of the model without its rotation, and of dual chunk attention."""
 NUM_SEARCH_WINDOWS = 36
 """Windows for a search, of which a third is for its finalists; chosen, not derived."""
 MAX_COMPARED_TOKENS = 128
@@ -101,6 +104,8 @@ def variant_builders(
             learned_tables.METHODS if method is None else {method} & learned_tables.METHODS.keys()
         ):
             builders[name] = partial(lengthened_table_variant, checkpoint, name, target_length)
+    if method in (None, WINDOW) and why_no_window(checkpoint) is None:
+        builders[WINDOW_IN_CONFIG] = partial(window_in_config_variant, checkpoint, target_length)
     if not checkpoint.masked:
         builders[WINDOW] = partial(window_variant, checkpoint)
     return builders
@@ -259,6 +264,28 @@ def window_variant(checkpoint: Checkpoint) -> Variant:
         lambda: nullcontext(checkpoint.model),
         needs_special_runtime=True,
         window_length=train_length,
+    )
+
+
+def window_in_config_variant(checkpoint: Checkpoint, target_length: int) -> Variant:
+    """Return the variant whose config gives every layer a window of the training length.
+
+    Unlike the baseline, a token sees what earlier tokens have read: after n layers, n windows. A
+    model that was trained without may need its first tokens (Xiao et al. 2023, arXiv:2309.17453),
+    so that it is measured like any other method.
+
+    checkpoint: one for which `why_no_window` gives no reason.
+
+    Raises: ValueError if the model's code takes no notice of the window.
+    """
+    if not reads_window(checkpoint.model):
+        raise ValueError("its code in transformers takes no notice of sliding_window")
+    train_length = checkpoint.trained_length
+    return Variant(
+        WINDOW_IN_CONFIG,
+        f"each layer attends to the last {train_length} tokens: sliding_window in the config",
+        lambda: window_in_every_layer(checkpoint.model, train_length, target_length),
+        checkpoint.rope_settings,
     )
 
 

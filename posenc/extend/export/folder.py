@@ -13,6 +13,7 @@ from posenc.command_line.errors import RunFailed
 from posenc.extend.export.prover import Proof, Prover, prove
 from posenc.extend.export.serve_commands import Export
 from posenc.extend.export.serve_page import dual_chunk_page, page_without_emulators, serving_page
+from posenc.extend.export.serve_window import page_of_window
 from posenc.files.atomic import write_atomically
 from posenc.files.folders import new_folder
 from posenc.files.opening import copy_file, make_subfolder, read_file_text
@@ -59,6 +60,7 @@ class ExportPlan:
     cache_safe: True if step-by-step decoding must equal one pass.
     weights_changed: True if the weights differ from those of the original folder.
     server_keys: keys of config.json, with their values, by which a server maps positions.
+    has_window: True if the config gives every layer a window of the training length.
     adapter_folder: folder of LoRA adapters to include; None for none.
     """
 
@@ -67,6 +69,7 @@ class ExportPlan:
     cache_safe: bool = True
     weights_changed: bool = False
     server_keys: Mapping[str, Any] = field(default_factory=dict)
+    has_window: bool = False
     adapter_folder: Path | None = None
 
 
@@ -197,6 +200,8 @@ def _config_and_serving_page(
         original_folder=None if plan.weights_changed else checkpoint.folder,
         original_config=None if plan.weights_changed else raw_config,
     )
+    if plan.has_window:
+        return recipe.config, page_of_window(export)
     if plan.server_keys:
         return {**recipe.config, **plan.server_keys}, dual_chunk_page(export, plan.server_keys)
     return recipe.config, serving_page(export)
