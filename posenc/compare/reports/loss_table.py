@@ -227,6 +227,11 @@ def _known_names(name: str, header: Sequence[str], renamed: Mapping[str, str]) -
             raise ValueError(f"--columns: {known!r} is none of {', '.join(COLUMNS)}.")
         if own not in header:
             raise ValueError(f"--columns: {name} has no column {own!r}; it has {_quoted(header)}.")
+    if {"measure", "at", "recipe"} <= set(header):
+        raise ValueError(
+            f"{name} is the results.csv of a run of posenc compare, with a row for each number: "
+            "judge that run by posenc report FOLDER."
+        )
     known_by_own = {own: known for known, own in renamed.items()}
     known_name_of: dict[str, str] = {}
     for own in header:

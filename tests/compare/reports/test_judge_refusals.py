@@ -49,6 +49,11 @@ REFUSED = {
         GOOD.replace("loss", "val_loss"),
         "has a column 'val_loss', which is none of",
     ),
+    "the results.csv of a run": (
+        "measure,at,bits_per_byte,encoding,seed,recipe\nby_length,128,1.9,rope,0,7\n",
+        "is the results.csv of a run of posenc compare, with a row for each number: judge that run "
+        "by posenc report FOLDER",
+    ),
     "no seeds": (GOOD.replace("seed", "size"), "has no column 'seed'"),
     "two columns of one name": (GOOD.replace("length", "seed"), "has two columns 'seed': keep one"),
     "no loss": ("encoding,seed,length\nrope,0,8\n", "must have losses in one of the columns"),
