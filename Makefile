@@ -115,15 +115,12 @@ kernels: .venv/.installed-all
 
 readme: .venv/.installed
 	$(BIN)/python docs/scripts/update_readme.py
-	$(BIN)/python docs/scripts/update_public.py
 	$(BIN)/python docs/scripts/update_leaderboard.py
 	$(BIN)/python docs/scripts/update_numbers.py
 	$(BIN)/python docs/scripts/update_findings.py
 	$(BIN)/python docs/scripts/update_figures.py
 	$(BIN)/python -m experiments.claims
 	$(BIN)/python docs/scripts/update_doctor.py
-	$(BIN)/python docs/scripts/update_doctor_figure.py
-	$(BIN)/python docs/scripts/update_doctor_kinds.py
 	$(BIN)/python docs/scripts/update_explorer_figure.py
 
 # The site in build/docs, from docs/ and docstrings; warnings and dead links are errors.

@@ -87,7 +87,7 @@ API = {
     "attention": "attention attention_weights explain score_mod linear_attention Attention KVCache",
     "encodings": "PositionEncoding DistanceBias Claims ModelShape Compose PerLayer Within Pass "
     "Term Tokens create names register",
-    "scalings": "Linear NTK NTKByParts NTKByPartsV1 YaRN Llama3 LongRoPE Proportional "
+    "scalings": "Linear NTK NTKByParts YaRN Llama3 LongRoPE Proportional "
     "DynamicLinear DynamicNTK DynamicYaRN",
     "models": "Decoder DecoderConfig Encoder EncoderDecoder generate convert_layout "
     "mrope_positions",

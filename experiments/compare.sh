@@ -6,4 +6,4 @@ cd "$(dirname "$0")/.."
 .venv/bin/posenc compare nope sinusoidal learned rope alibi t5 --steps 400 --precision float32 --out runs/compare
 mkdir -p results/compare
 cp runs/compare/results.csv runs/compare/study.json results/compare/
-.venv/bin/python experiments/compare_figure.py results/compare/study.json docs/figures/compare.svg
+.venv/bin/python docs/scripts/update_figures.py

@@ -22,9 +22,8 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from published_trials import PublishedTrial, read_rows, study_of
+from published_trials import PublishedTrial, add_rows, read_rows, rows_of, study_of
 from refused import check_file, check_runs, refusing
-from rows import add_rows, rows_of
 
 import posenc
 from posenc.command_line.errors import RunFailed, Stopped

@@ -4,8 +4,9 @@ Each file of rows is a study: of one text, or of tasks. If its learning rates we
 of the trials that chose them are in a file of the same name with RATES_SUFFIX at its end.
 """
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from posenc.compare.reports.report_runs import (
 from posenc.compare.results import FORMAT, CorpusInfo, RateCheck, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.task_of_trial import check_scores
-from posenc.files.opening import read_file_bytes
+from posenc.files.atomic import write_atomically
+from posenc.files.opening import make_folder, read_file_bytes
 from posenc.files.sealed_json import Record
 from posenc.report.report import join_names
 
@@ -56,6 +58,44 @@ def read_rows(path: Path) -> list[PublishedTrial]:
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {str(error).rstrip('.')}.") from None
     return rows
+
+
+def rows_of(study: Study, commit: str) -> list[PublishedTrial]:
+    """Return a row for every finished trial of a study."""
+    return [
+        PublishedTrial(
+            result.config.hash,
+            commit,
+            study.versions,
+            study.hardware,
+            study.corpus if study.corpus and result.config.corpus == study.corpus.hash else None,
+            result,
+        )
+        for result in study.finished
+    ]
+
+
+def add_rows(path: Path, new: Iterable[PublishedTrial]) -> int:
+    """Write rows of trials that the file does not have yet, in the order of their names.
+
+    Returns: how many were new.
+    Raises: ValueError for a trial that the file has with other numbers: published rows stay.
+    """
+    known = {row.result.config: row for row in read_rows(path)} if path.is_file() else {}
+    count = len(known)
+    for row in new:
+        old = known.setdefault(row.result.config, row)
+        if replace(old.result, timing=None) != replace(row.result, timing=None):
+            raise ValueError(
+                f"{path}: {row.result.config.name}-{row.hash} has other numbers there (of commit "
+                f"{old.commit}) than those of commit {row.commit}. A change of numbers needs a new "
+                "recipe number."
+            )
+    ordered = sorted(known.values(), key=lambda row: (row.result.config.name, row.hash))
+    make_folder(path.parent)
+    lines = [json.dumps(json.loads(row.to_json()), ensure_ascii=False) for row in ordered]
+    write_atomically(path, "".join(f"{line}\n" for line in lines))
+    return len(known) - count
 
 
 def published_rows(name: str = TASKS_FILE) -> list[PublishedTrial]:

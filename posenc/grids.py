@@ -66,6 +66,7 @@ def grid(
     )
 
 
+@explain_misfits
 def normalized_grid(
     height: int, width: int, *, class_tokens: int = 0, device: torch.device | None = None
 ) -> Float[Tensor, "{class_tokens+height*width} 2"]:

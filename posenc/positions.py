@@ -131,8 +131,8 @@ def values_at(
 
 def has_no_place(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*where"]:
     """Return booleans, True for each token without a place on a grid, such as the class token of a
-    Vision Transformer. A component of its position is NaN. Integers are always a place, negative
-    ones too.
+    Vision Transformer: the components of its position are NaN. Integers are always a place,
+    negative ones too.
 
     Shapes: positions (len, axes) or (batch, len, axes) -> (len) or (batch, len).
 

@@ -32,6 +32,14 @@ def attend(
     )
 
 
+def cells(order: Tensor, axes: int, side: int) -> Tensor:
+    """Return positions of `axes` components, (len, axes), for tokens numbered by `order`, (len):
+    row by row in a grid of `side` columns; the third component counts up. One axis: the numbers."""
+    if axes == 1:
+        return order
+    return torch.stack([order // side, order % side, order], dim=-1)[..., :axes].contiguous()
+
+
 def decoded(layer: posenc.Attention, x: Tensor) -> Tensor:
     """Return the layer's output, computed token by token with a cache."""
     at, cache = torch.arange(x.shape[1]).split(1), posenc.KVCache()

@@ -13,11 +13,24 @@ from scipy import stats
 from tests.test_readme import ROOT, load_script
 
 numbers = load_script("update_numbers")
+
+
+def numbers_of(text: str, sentences: list[str]) -> list[tuple[str, str]]:
+    """Return each call and what stands in the document in its place."""
+    found = []
+    for sentence in sentences:
+        stands = (
+            " ".join(number.split()) for number in numbers.find_sentence(text, sentence).groups()
+        )
+        found += zip(numbers.CALL.findall(sentence), stands, strict=True)
+    return found
+
+
 NUMBERS = sorted(
     {
         (path.relative_to(ROOT).as_posix(), call, said)
         for path, sentences in numbers.documents().items()
-        for call, said in numbers.numbers_of(path.read_text(encoding="utf-8"), sentences)
+        for call, said in numbers_of(path.read_text(encoding="utf-8"), sentences)
     }
 )
 """Document, call and what the document says, of every number that is written from the rows."""
@@ -513,7 +526,7 @@ def test_other_code_computes_the_same(call, said):
 @pytest.mark.prose
 def test_a_wrong_number_is_put_right_and_an_unknown_one_is_told():
     sentence = "RoPE has {rank tasks rope} of"
-    (right,) = numbers.numbers_of("RoPE\nhas 9.99\nof ten.", [sentence])
+    (right,) = numbers_of("RoPE\nhas 9.99\nof ten.", [sentence])
     assert right == ("rank tasks rope", "9.99")
     mended = numbers.with_numbers("RoPE\nhas 9.99\nof ten.", [sentence])
     assert mended == f"RoPE\nhas {numbers.value_of('rank tasks rope')}\nof ten."

@@ -27,7 +27,7 @@ from tests.test_readme import DOCUMENTS, load_script
 
 pytestmark = pytest.mark.prose
 published_studies = experiment("published_trials").published_studies
-which_for_what = load_script("leaderboard_answer").which_for_what
+which_for_what = load_script("update_leaderboard").which_for_what
 TEXTS = "code", "novel"
 OTHERS = "ALiBi", "CABLE", "Kazemnejad,_copy", "Kazemnejad,_reverse"
 

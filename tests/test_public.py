@@ -18,13 +18,13 @@ PAGE = (ROOT / "docs/public.md").read_text(encoding="utf-8")
 
 
 def test_names_commands_and_options_are_current():
-    assert load_script("update_public").current_page() == PAGE, "run `make readme`"
+    assert load_script("update_readme").current_public_page() == PAGE, "run `make readme`"
 
 
 def test_a_name_that_is_not_listed_is_seen(monkeypatch):
-    script = load_script("update_public")
+    script = load_script("update_readme")
     monkeypatch.setattr(script.posenc, "__all__", [*script.posenc.__all__, "Planted"])
-    assert script.current_page() != PAGE
+    assert script.current_public_page() != PAGE
 
 
 def test_formats_of_files_are_those_of_the_code():

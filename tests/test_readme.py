@@ -206,11 +206,11 @@ def assert_same_picture(made: Path) -> None:
     np.testing.assert_allclose(numbers, shown_numbers, atol=0.05, err_msg=made.name)
 
 
-def test_figures_of_inspect_are_made_by_their_command(tmp_path):
+def test_figures_of_inspect_and_compare_are_made_by_their_command(tmp_path):
     load_script("update_figures").main([], tmp_path)
     made = list(tmp_path.glob("*.svg"))
     text = "".join((ROOT / document).read_text(encoding="utf-8") for document in DOCUMENTS)
-    shown = set(re.findall(r"figures/((?:inspect|learn)-[\w-]+\.svg)", text))
+    shown = set(re.findall(r"figures/((?:compare|inspect-[\w-]+|learn-[\w-]+)\.svg)", text))
     assert {p.name for p in made} == shown
     for path in made:
         assert_same_picture(path)

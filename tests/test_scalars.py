@@ -100,7 +100,10 @@ CALLS = {
     "chunked": (masks.chunked, {"chunk_size": 4}),
     "prefix": (masks.prefix, {"length": 4}),
     "attention_sinks": (masks.attention_sinks, {"num_sinks": 1, "window_size": 4}),
-    "grid": (positions.grid, {"height": 2, "width": 3}),
+    "grid": (
+        lambda height, width, **others: positions.grid(height, width, **others),
+        {"height": 2, "width": 3, "text_before": 1},
+    ),
     "positions_from_mask": (
         lambda **scalars: positions.positions_from_mask(VALID, **scalars),
         {"start": 0},

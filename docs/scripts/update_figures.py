@@ -1,6 +1,7 @@
-"""Write the figures of `posenc inspect` that the documents show, into docs/figures.
+"""Write the figures of `posenc inspect` and `posenc compare` that the documents show, into
+docs/figures.
 
-make readme  # those of encodings
+make readme  # those of encodings and of the comparison in results/compare
 python docs/scripts/update_figures.py NAME FOLDER TEXT WORD WORD  # NAME.svg, see PARTS
 """
 
@@ -14,15 +15,22 @@ from pathlib import Path
 import torch
 
 import posenc
+from posenc.compare.judging.near_far import encodings_best_first
+from posenc.compare.page.figures import chart_of_losses, losses_by_length
+from posenc.compare.results import Study
 from posenc.encodings.base.position_encoding import ModelShape
 from posenc.encodings.registry import create
 from posenc.inspect import charts
 from posenc.inspect.encoding.precision import exact_frequencies_of
 from posenc.inspect.encoding.scores import decay
-from posenc.report.drawing import write_svg
+from posenc.report.chart import describe_curve_ends
+from posenc.report.drawing import ranked_styles, write_svg
 from posenc.report.html_page import Plot, describe_plot
 
-FIGURES = Path(__file__).parents[1] / "figures"
+ROOT = Path(__file__).parents[2]
+FIGURES = ROOT / "docs/figures"
+COMPARED = ROOT / "results/compare/study.json"
+"""The study of the README's figure, written by experiments/compare.sh."""
 SHAPE = ModelShape(512, 8, head_dim=64, train_length=2048)
 """What `posenc inspect encoding` takes without options."""
 CAUSAL = replace(SHAPE, causal=True)
@@ -90,6 +98,14 @@ def wavelengths(name: str) -> list[float]:
     return [2 * math.pi / float(f) for f in angles.inv_freq]
 
 
+def of_comparison() -> Plot:
+    """Return the figure of the README: the losses of a comparison by test length."""
+    study = Study.from_json(COMPARED.read_text(encoding="utf-8"))
+    styles = ranked_styles(encodings_best_first(study))
+    chart = chart_of_losses(losses_by_length(study), styles)
+    return Plot(chart, "", f"Bits per byte by test length. {describe_curve_ends(chart.data)}")
+
+
 def of_checkpoint(name: str, folder: Path, text: str, words: tuple[str, str]) -> Plot:
     """The figure of a checkpoint that the last part of `name` names."""
     from posenc.inspect.checkpoint.figures import attention_plots, swap_plots
@@ -112,7 +128,7 @@ def main(arguments: list[str], target: Path = FIGURES) -> None:
         name, folder, text, first, second = arguments
         plots = {name: of_checkpoint(name, Path(folder), text, (first, second))}
     else:
-        plots = of_encodings()
+        plots = of_encodings() | {"compare": of_comparison()}
     for name, plot in plots.items():
         write_svg(plot.chart.figure, target / f"{name}.svg", describe_plot(plot))
 

@@ -402,15 +402,6 @@ def find_sentence(text: str, sentence: str) -> re.Match[str]:
     return found[0]
 
 
-def numbers_of(text: str, sentences: list[str]) -> list[tuple[str, str]]:
-    """Return each call and what stands in the document in its place."""
-    found = []
-    for sentence in sentences:
-        stands = (" ".join(number.split()) for number in find_sentence(text, sentence).groups())
-        found += zip(CALL.findall(sentence), stands, strict=True)
-    return found
-
-
 def with_numbers(text: str, sentences: list[str]) -> str:
     """Return the document with the numbers of the rows. Raises: ValueError if the words between
     two numbers were lost, so that what would be replaced is more than a number."""

@@ -5,8 +5,15 @@ from typing import Any, Literal, get_args
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from posenc.arguments import check_count, check_flag, check_probability, explain_misfits
+from posenc.arguments import (
+    check_count,
+    check_flag,
+    check_number,
+    check_probability,
+    explain_misfits,
+)
 from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache, check_cache
 from posenc.encodings import ModelShape, build_if_named
@@ -17,6 +24,7 @@ from posenc.encodings.base.check_inputs import (
     validated_embedding_positions,
 )
 from posenc.encodings.base.position_encoding import PositionEncoding
+from posenc.encodings.numerics.precision import at_least_float32
 from posenc.masks import Mask
 from posenc.positions import (
     ContextPositions,
@@ -41,9 +49,14 @@ class Attention(nn.Module):
         encoding: the position encoding, or its name as `posenc.create` reads it; None for none.
         head_dim: size of one head; None means embed_dim / num_heads.
         bias: True if the projections have a bias.
+        output_bias: the same for the last projection; None means as `bias`. False with bias=True is
+            Qwen2's attention.
         projections: "separate"; "k=v" (values are the untransformed keys); "q=k" (one projection
             for queries and keys); "none" (all three are the input, split into heads). The output
             projection stays.
+        qk_norm_eps: None, or the number that RMSNorm adds to the mean square of each head's
+            channels, in queries and keys before the encoding acts. Heads share the gains, as in
+            Qwen3.
         dropout: probability of dropping an attention weight in training.
         scale: factor of q . k before any bias; None for the encoding's, mostly 1/sqrt(head_dim).
         impl: implementation of attention, see posenc.attention.
@@ -67,7 +80,9 @@ class Attention(nn.Module):
         *,
         head_dim: int | None = None,
         bias: bool = False,
+        output_bias: bool | None = None,
         projections: Projections = "separate",
+        qk_norm_eps: float | None = None,
         dropout: float = 0.0,
         scale: float | None = None,
         impl: str = "auto",
@@ -82,6 +97,10 @@ class Attention(nn.Module):
         ):
             check_count("Attention", name, size)
         check_flag("Attention", "bias", bias)
+        if output_bias is not None:
+            check_flag("Attention", "output_bias", output_bias)
+        if qk_norm_eps is not None:
+            check_norm_eps("Attention", "qk_norm_eps", qk_norm_eps)
         check_probability("Attention", "dropout", dropout)
         if (head_dim is None and embed_dim % num_heads) or num_heads % num_kv_heads:
             raise ValueError(
@@ -114,7 +133,11 @@ class Attention(nn.Module):
         self.q_proj = build_projection(num_heads, "separate", "k=v", "q=k")
         self.k_proj = build_projection(num_kv_heads, "separate", "k=v")
         self.v_proj = build_projection(num_kv_heads, "separate", "q=k")
-        self.o_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=bias)
+        last_has_bias = bias if output_bias is None else output_bias
+        self.o_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=last_has_bias)
+        has_norms = qk_norm_eps is not None
+        self.q_norm = HeadNorm(self.head_dim, eps=qk_norm_eps) if has_norms else None
+        self.k_norm = HeadNorm(self.head_dim, eps=qk_norm_eps) if has_norms else None
 
     @explain_misfits
     def forward(
@@ -234,7 +257,8 @@ class Attention(nn.Module):
         return x, positions
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project x to q, and source to k and v, each (batch, heads, len, head_dim)."""
+        """Project x to q, and source to k and v, each (batch, heads, len, head_dim); normalize q
+        and k if the layer has norms for them."""
         q = self._split_heads(x if self.q_proj is None else self.q_proj(x))
         if self.k_proj is not None:
             k = self._split_heads(self.k_proj(source))
@@ -243,6 +267,8 @@ class Attention(nn.Module):
         else:
             k = self._split_heads(source if self.q_proj is None else self.q_proj(source))
         v = k if self.v_proj is None else self._split_heads(self.v_proj(source))
+        if self.q_norm is not None and self.k_norm is not None:
+            return self.q_norm(q), self.k_norm(k), v
         return q, k, v
 
     def _split_heads(self, x: Tensor) -> Tensor:
@@ -270,6 +296,29 @@ class Attention(nn.Module):
                 f"Attention: projections='none' needs num_heads * head_dim = embed_dim, "
                 f"got {num_heads} * {self.head_dim} and {self.embed_dim}."
             )
+
+
+class HeadNorm(nn.RMSNorm):
+    """Normalize the channels of each head to a mean square of 1, times a gain for each channel.
+
+    Computed in float32 at least, since under autocast heads are in 16 bits and gains are not.
+
+    Shapes: x (..., head_dim) -> the same.
+    """
+
+    def forward(self, x: Float[Tensor, "*heads head_dim"]) -> Float[Tensor, "*heads head_dim"]:
+        dtype = at_least_float32(x.dtype)
+        gains = self.weight.to(dtype)
+        normalized = F.rms_norm(x.to(dtype), tuple(self.normalized_shape), gains, self.eps)
+        return normalized.to(x.dtype)
+
+
+def check_norm_eps(caller: str, name: str, eps: Any) -> None:
+    """Raise TypeError or ValueError unless `eps`, the argument of this name, is a finite number of
+    at least 0."""
+    check_number(caller, name, eps)
+    if eps < 0:
+        raise ValueError(f"{caller}: {name} must not be negative, got {eps}.")
 
 
 def check_cross_attention(caller: str, encoding: PositionEncoding) -> None:

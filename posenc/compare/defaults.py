@@ -49,8 +49,8 @@ BUDGETS = {"quick": Budget(1, 250), "standard": Budget(2, 250), "thorough": Budg
 """250 steps: in each of three seeds they ordered every pair of nope, sinusoidal, learned, rope,
 alibi and t5 as 500 steps did, where those agreed in all seeds. 200 against 400 and 300 against 600
 agreed too. That was in models of width 128, with usual settings, one rate for all and losses at the
-training length only (experiments/budget.py, results/compare/budget.csv); today's tuned settings
-were not measured so."""
+training length only (three seeds, recipes 2 and 3, results/LOG.md); today's tuned settings were not
+measured so."""
 
 _QUICK_TASKS = ("text", "copy", "recall", "offset")
 ALL_TASKS = (*_QUICK_TASKS, "flip_flop", "reverse", "copy_512")

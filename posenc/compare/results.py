@@ -48,10 +48,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from posenc.compare.given_table import GivenTable
 from posenc.compare.scores import CaseScore, FarScore, LengthScore, PositionScore, Reading
+from posenc.compare.sources import CorpusInfo, GivenTable
 from posenc.compare.trial.config import ENCODING_LR, MAX_ENTRIES, TrialConfig, check_encoding_name
-from posenc.compare.trial.corpus import CorpusInfo
 from posenc.files.sealed_json import (
     MAX_LETTERS,
     Record,

@@ -23,8 +23,7 @@ from posenc.compare.page.report import (
     write_report_files,
 )
 from posenc.compare.plan import time_estimate
-from posenc.compare.plan.cost import check_seconds, opening_sentence
-from posenc.compare.plan.dry_run import dry_run
+from posenc.compare.plan.cost import check_seconds, dry_run, opening_sentence
 from posenc.compare.plan.equal_tuning import Search, with_choices
 from posenc.compare.plan.learning_rate_search import with_chosen_rates
 from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text

@@ -70,7 +70,7 @@ class Options:
         list[str] | None,
         option(
             "Task at every length and depth; may be repeated: passkey, needle, needles, "
-            "variables, needle-by-meaning, common-words; or none.",
+            "variables, needle-by-meaning; or none.",
             shown="passkey",
         ),
     ] = None

@@ -1,15 +1,17 @@
 """The layers of Encoder, Decoder and EncoderDecoder, stacks of them, and their initial weights."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from posenc.attend.attention_layer import Attention
 from posenc.attend.cache import KVCache
@@ -19,8 +21,8 @@ from posenc.encodings import (
     require_encoding,
     validated_embedding_positions,
 )
-from posenc.masks import Mask, check_mask
-from posenc.models.config import DecoderConfig
+from posenc.masks import Mask, check_mask, sliding_window
+from posenc.models.config import GATED_ACTIVATIONS, DecoderConfig
 from posenc.positions import Positions, as_tensor, consecutive_positions, positions_from_mask
 
 
@@ -45,7 +47,9 @@ def build_attention(config: DecoderConfig) -> Attention:
         config.num_kv_heads,
         head_dim=config.head_dim,
         bias=config.attention_bias,
+        output_bias=config.output_bias,
         projections=config.projections,
+        qk_norm_eps=config.norm_eps if config.qk_norm else None,
         dropout=config.dropout,
         impl=config.impl,
     )
@@ -54,7 +58,8 @@ def build_attention(config: DecoderConfig) -> Attention:
 class FeedForward(nn.Module):
     """Widen each token, apply the activation, and project back.
 
-    out = down_proj(act(up_proj(x))), or down_proj(silu(gate_proj(x)) * up_proj(x)) for "swiglu"
+    out = down_proj(act(up_proj(x))), or down_proj(act(gate_proj(x)) * up_proj(x)) with a gate,
+    where act is silu for "swiglu" and gelu for "geglu_tanh"
 
     Each linear layer is called as a module: hooks, adapters and parametrizations see every call.
 
@@ -69,19 +74,27 @@ class FeedForward(nn.Module):
         bias = config.ffn_bias
         assert ffn_dim is not None  # DecoderConfig replaces None
         self.activation = config.activation
-        is_gated = config.activation == "swiglu"
+        is_gated = config.activation in GATED_ACTIVATIONS
         self.gate_proj = nn.Linear(embed_dim, ffn_dim, bias=bias) if is_gated else None
         self.up_proj = nn.Linear(embed_dim, ffn_dim, bias=bias)
         self.down_proj = nn.Linear(ffn_dim, embed_dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "*batch embed_dim"]) -> Float[Tensor, "*batch embed_dim"]:
+        activate = _ACTIVATION_FUNCTIONS[self.activation]
         if self.gate_proj is not None:
-            return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        hidden = self.up_proj(x)
-        if self.activation == "relu":
-            return self.down_proj(F.relu(hidden))
-        approximation = "tanh" if self.activation == "gelu_tanh" else "none"
-        return self.down_proj(F.gelu(hidden, approximate=approximation))
+            return self.down_proj(activate(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(activate(self.up_proj(x)))
+
+
+_gelu_tanh = partial(F.gelu, approximate="tanh")
+_ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "swiglu": F.silu,
+    "geglu_tanh": _gelu_tanh,
+    "gelu": F.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": F.relu,
+}
+"""The function of each activation; that of a gated one acts on the gate."""
 
 
 @dataclass(frozen=True)
@@ -236,26 +249,42 @@ class Stack(nn.Module):
             caller, x, positions, num_axes=self.encoding.claims.num_axes
         )
         encoding = self.encoding.prepare(positions, length)
-        mask = bind_mask(mask, positions, num_cached, encoding)
+        mask_by_layer = self._mask_by_layer(mask, positions, num_cached, encoding)
         x = encoding.embed(x, as_tensor(positions, x.device))
         if self.config.dropout:
             x = F.dropout(x, self.config.dropout, self.training)
         cache_by_layer = _caches_by_layer(caches, len(self.layers))
         context_cache_by_layer = _caches_by_layer(context_caches, len(self.layers))
+        # A cache would be filled twice.
+        has_caches = caches is not None or context_caches is not None
+        recomputes = self.config.recompute and torch.is_grad_enabled() and not has_caches
         with ExitStack() as restoring_on_error:  # if a layer fails, all caches are restored
             for cache in (*(caches or ()), *(context_caches or ())):
                 restoring_on_error.enter_context(cache.unchanged_on_error())
             for index, layer in enumerate(self.layers):
-                x = layer(
+                run = partial(checkpoint, layer, use_reentrant=False) if recomputes else layer
+                x = run(
                     x,
                     positions,
                     encoding.for_layer(index),
-                    mask,
+                    mask_by_layer[index],
                     cache_by_layer[index],
                     None if context is None else context.for_layer(index),
                     context_cache_by_layer[index],
                 )
         return x if self.norm is None else self.norm(x)
+
+    def _mask_by_layer(
+        self, mask: Mask, positions: Tensor | range, num_cached: int, encoding: PositionEncoding
+    ) -> list[Mask]:
+        """Return the mask of each layer, with its window in it, bound as `bind_mask` does. Layers
+        with the same window share one."""
+        windows = self.config.layer_windows or [None] * len(self.layers)
+        mask_by_window: dict[int | None, Mask] = {}
+        for window in set(windows):
+            mask_in_window = mask if window is None else mask & sliding_window(window)
+            mask_by_window[window] = bind_mask(mask_in_window, positions, num_cached, encoding)
+        return [mask_by_window[window] for window in windows]
 
 
 def _check_whole_length(caller: str, length: Any) -> None:

@@ -11,9 +11,16 @@ from torch import Tensor, nn
 
 from posenc.arguments import explain_misfits
 from posenc.attend.attention import attention
+from posenc.attend.trial_weights import without_zero_weights
 from posenc.encodings import PositionEncoding, encoding_of_all_layers, require_attention_encoding
 from posenc.masks import Mask, causal
-from posenc.positions import as_tensor, consecutive_positions, grid, normalized_grid
+from posenc.positions import (
+    as_tensor,
+    consecutive_positions,
+    grid,
+    has_no_place,
+    normalized_grid,
+)
 
 _SEPARATE_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _SUBMODULES = (
@@ -295,8 +302,10 @@ def _check_computes_same(attention: nn.Module, replacement: VisionAttention) -> 
     attention.eval()
     replacement.eval()
     try:
-        expected = attention.forward(x)
-        actual = replacement(x)
+        # A last layer of zeros would make any two attentions equal.
+        with without_zero_weights(attention):
+            expected = attention.forward(x)
+            actual = replacement(x)
     except Exception as error:
         raise ValueError(
             f"VisionAttention: a {name} cannot be called with tokens (batch, len, {width}), as "
@@ -382,6 +391,13 @@ def _check_explicit_positions(
         raise ValueError(
             f"attach_to_vit: {type(model).__name__} has {num_tokens} tokens, "
             f"{model.num_prefix_tokens} of them before the patches; got {len(positions)} positions."
+        )
+    if num_axes > 1 and has_no_place(positions[model.num_prefix_tokens :]).any():
+        raise ValueError(
+            f"attach_to_vit: the last {math.prod(grid_size)} tokens of {type(model).__name__} are "
+            "patches, and some of them are without a place (NaN), as class tokens are. Those come "
+            "first: posenc.positions.grid(height, width, "
+            f"class_tokens={model.num_prefix_tokens})."
         )
 
 

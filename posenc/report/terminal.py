@@ -99,13 +99,6 @@ def rich_table(
     return table
 
 
-def print_table(
-    console: Console, header: Sequence[str], rows: Iterable[Sequence[str]], **options: Any
-) -> None:
-    """Print a `rich_table` on the console; `options` are those of that function."""
-    console.print(rich_table(header, rows, **options))
-
-
 def print_report(report: Report, in_json: bool) -> None:
     """Print a report on standard output: as text, or as JSON if `in_json`. With JSON the cautions
     are printed on standard error, too."""

@@ -389,16 +389,16 @@ class Model:
     @property
     def _alternating_kinds(self) -> list[str]:
         """Return the kinds of layers of one period, which is repeated: the config's period where it
-        has one, else the family's."""
+        has one (a class asks whether i % period is 0, whatever its sign), else the family's."""
         kinds_rule = self.facts.get("layers", {})
         cycle = list(kinds_rule.get("cycle", ["full_attention"]))
         period = self.config.get(kinds_rule.get("every", ""))
-        if isinstance(period, bool) or not isinstance(period, int) or period < 1:
+        if not isinstance(period, int) or period == 0:
             return cycle
-        windowed_kinds = [kind for kind in cycle if kind != "full_attention"][:1] * (period - 1)
+        windowed = [kind for kind in cycle if kind != "full_attention"][:1] * (abs(period) - 1)
         starts_full = cycle[0] == "full_attention"
         full = ["full_attention"]
-        return full + windowed_kinds if starts_full else windowed_kinds + full
+        return full + windowed if starts_full else windowed + full
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:

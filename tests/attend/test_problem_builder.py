@@ -8,6 +8,7 @@ import torch
 import posenc
 from posenc import Pass, masks
 from posenc.attend.problem_builder import build_problems
+from tests.attending import cells
 
 ROPE = posenc.RoPE(8, interleaved=False)
 P = torch.arange(5)
@@ -340,9 +341,7 @@ def test_no_output_or_cache_shares_memory_with_what_the_caller_gave(name):
     axes, cache = encoding.claims.num_axes, posenc.KVCache()
     for n, impl in ((4, "auto"), (1, "auto"), (1, "reference")):
         where = torch.arange(cache.length, cache.length + n)
-        if axes > 1:
-            # Rows of three cells: a table of a grid has no row for cells farther apart.
-            where = torch.stack([where // 3, where % 3, where], dim=-1)[:, :axes].contiguous()
+        where = cells(where, axes, side=3)
         q, k, v = (torch.randn(1, 2, n, 8) for _ in range(3))
         state = encoding.state(torch.randn(1, n, 16), where)
         state = None if state is None else state.detach()

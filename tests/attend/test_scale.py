@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import posenc
 from posenc import masks
 from posenc.encodings import names
-from tests.attending import attend
+from tests.attending import attend, cells
 from tests.compilers import needs_whole_graphs
 from tests.kinds import one_of_each_kind
 
@@ -91,10 +91,7 @@ def test_terms_that_are_multiplied_by_the_scale_use_the_given_one(name, prepared
 @pytest.mark.parametrize("name", [n for n in names() if not n.startswith(("rnope", "irope"))])
 def test_giving_the_encodings_own_scale_changes_nothing(name):
     encoding = posenc.create(name, SHAPE).for_layer(0)
-    if encoding.claims.num_axes > 1:
-        positions = torch.arange(LENGTH)[:, None].expand(-1, encoding.claims.num_axes)
-    else:
-        positions = torch.arange(LENGTH)
+    positions = cells(torch.arange(LENGTH), encoding.claims.num_axes, side=3)
     state = encoding.state(torch.randn(2, LENGTH, HEADS * HEAD_DIM), positions)
     q, k, v = qkv(torch.float32)
     usual, given = (
@@ -190,8 +187,7 @@ def test_compiled_code_uses_the_given_scale(name):
     """Also where an encoding has claims of its own, such as the number of components."""
     encoding = posenc.create(name, SHAPE).for_layer(0)
     axes = encoding.claims.num_axes
-    at = torch.arange(LENGTH)
-    at = at if axes == 1 else at[:, None].expand(-1, axes).contiguous()
+    at = cells(torch.arange(LENGTH), axes, side=3)
     q, k, v = qkv(torch.float32)
 
     def call(q: Tensor) -> Tensor:
@@ -212,8 +208,7 @@ def test_compiled_code_prepares_an_encoding_and_gives_it_a_scale(name):
     torch.manual_seed(0)
     encoding = posenc.create(name, SHAPE).for_layer(0)
     axes = encoding.claims.num_axes
-    at = torch.arange(LENGTH)
-    at = at if axes == 1 else at[:, None].expand(-1, axes).contiguous()
+    at = cells(torch.arange(LENGTH), axes, side=3)
     q, k, v = qkv(torch.float32)
     with torch.no_grad():
         state = encoding.state(torch.randn(2, LENGTH, HEADS * HEAD_DIM), at)

@@ -20,6 +20,7 @@ from posenc.attend.ways import (
     strips_backward,
 )
 from posenc.encodings.scores import sandwich
+from tests.attending import cells
 from tests.compilers import needs_whole_graphs
 from tests.kinds import one_of_each_kind
 
@@ -65,10 +66,6 @@ class Setup:
         return list(torch.autograd.grad(loss, list(self.tensors()), allow_unused=True))
 
 
-def components(positions: Tensor, axes: int) -> Tensor:
-    return positions if axes == 1 else torch.stack([positions // (a + 1) for a in range(axes)], -1)
-
-
 def setup(
     name: str,
     positions: Tensor,
@@ -89,7 +86,7 @@ def setup(
     queries = length if queries is None else queries
     batch = 2
     axes = encoding.claims.num_axes
-    kv_positions = components(positions, axes)
+    kv_positions = cells(positions, axes, side=20)
     token_axis = -2 if axes > 1 else -1
     q_positions = kv_positions
     if queries != length:

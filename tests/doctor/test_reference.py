@@ -46,8 +46,8 @@ def test_the_golden_table_shows_a_wrong_emulator(monkeypatch):
 
 
 def test_the_picture_is_what_the_command_prints():
-    script = load_script("update_doctor_figure")
-    assert script.FIGURE.read_text("utf-8") == script.picture(), "run `make readme`"
+    script = load_script("update_doctor")
+    assert script.SCREEN.read_text("utf-8") == script.picture(), "run `make readme`"
     shown = script.screen().plain
     broken, mended = shown.split("$ posenc doctor mended\n")
     assert "other" in broken and "E PD001" in broken
@@ -56,10 +56,10 @@ def test_the_picture_is_what_the_command_prints():
 
 
 def test_the_picture_of_kinds_is_what_transformers_computes(tmp_path):
-    script = load_script("update_doctor_kinds")
-    script.write(tmp_path / "kinds.svg")
+    script = load_script("update_doctor")
+    script.write_kinds(tmp_path / "kinds.svg")
     drawn = (tmp_path / "kinds.svg").read_text("utf-8")
-    assert script.FIGURE.read_text("utf-8") == drawn, "run `make readme`"
+    assert script.KINDS.read_text("utf-8") == drawn, "run `make readme`"
     page = PAGE.read_text("utf-8")
     slowest = re.findall(r"up to ([\d,]+) tokens", drawn)
     assert len(slowest) == 3 and f"once in {slowest[0]} tokens" in page

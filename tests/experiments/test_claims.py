@@ -2,8 +2,7 @@
 
 import pytest
 
-from experiments.claims.__main__ import markdown
-from experiments.claims.sheet import GROUPS, check
+from experiments.claims.__main__ import GROUPS, check, markdown
 from tests.test_readme import ROOT
 
 pytestmark = pytest.mark.nightly

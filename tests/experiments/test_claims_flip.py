@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiments.claims import biases, context, embeddings, masking, rotary, sizes
-from experiments.claims.sheet import GROUPS
+from experiments.claims.__main__ import GROUPS
 from posenc import masks
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.scores.alibi import ALiBi

@@ -114,7 +114,7 @@ REPLACED = {
     "state": ("search.json", lambda path: write_sealed(path, {"a": "b"}, {"c": 1})),
     "config": ("config.json", lambda path: write_config(path, {"a": 1})),
     "checkpoint": ("checkpoint.json", checkpoint),
-    "rows": ("rows.jsonl", lambda path: experiment("rows").add_rows(path, [])),
+    "rows": ("rows.jsonl", lambda path: experiment("published_trials").add_rows(path, [])),
 }
 """Files that are replaced: a name, and what writes it."""
 

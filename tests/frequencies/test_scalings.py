@@ -10,7 +10,6 @@ from posenc.frequencies.scalings import registry
 from posenc.frequencies.scalings.lookup import ROPE_TYPES, SCALINGS
 from posenc.frequencies.scalings.scaling import RopeType, Scaling, rope_frequencies
 from posenc.hf.rope_settings import RopeSetting, rope_parameters
-from posenc.runtimes.known import transformers5
 from posenc.runtimes.known.transformers5_rope_dicts import NEEDED_KEYS, STRETCHING_TYPES
 
 NUMBERS = {"factor": 4.0, "original_max_positions": 512, "p": 0.5}
@@ -70,4 +69,4 @@ def test_a_method_of_extend_is_exact_with_a_cache_unless_lengths_matter(scaling:
 
 def test_a_rope_type_is_one_that_transformers_has():
     """Without one, a config says longrope, or nothing: no runtime would read another word."""
-    assert ROPE_TYPES.keys() <= set(transformers5.COMPUTED_ROPE_TYPES)
+    assert ROPE_TYPES.keys() <= {"default", "proportional", *NEEDED_KEYS}

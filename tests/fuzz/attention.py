@@ -229,9 +229,11 @@ def conditions(case: Case) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def positions_of(case: Case, axes: int) -> tuple[Any, Any]:
+def positions_of(case: Case, claims: posenc.Claims) -> tuple[Any, Any]:
     """Positions of queries and keys, (len) or (batch, len) or a range, with a last axis of
-    components where there are several. Queries are the last of the longer side."""
+    components where there are several, which stay inside of a grid if the encoding is built for
+    one. Queries are the last of the longer side."""
+    axes = claims.num_axes
     n, generator = max(case.q_len, case.kv_len), torch.Generator().manual_seed(case.seed)
     counted = torch.arange(n)
     scattered = torch.randperm(4 * n, generator=generator)[:n].sort().values
@@ -264,6 +266,8 @@ def positions_of(case: Case, axes: int) -> tuple[Any, Any]:
     if axes == 1:
         return tuple(steps[..., end] for end in ends)
     components = torch.stack([steps // (axis + 1) for axis in range(axes)], -1)
+    if claims.max_positions is not None:
+        components = components % claims.max_positions
     return tuple(components[..., end, :] for end in ends)
 
 
@@ -302,7 +306,7 @@ def outcome(case: Case) -> str | None:
             parameter += 0.2 * torch.randn_like(parameter)
             parameter.copy_(parameter.to(case.dtype))
     axes = encoding.claims.num_axes
-    q_positions, kv_positions = positions_of(case, axes)
+    q_positions, kv_positions = positions_of(case, encoding.claims)
     world = world_of(case, q_positions, kv_positions, axes)
     longer = max(case.q_len, case.kv_len)
     x = torch.randn(case.batch, longer, 32, dtype=torch.float64)

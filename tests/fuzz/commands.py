@@ -209,6 +209,11 @@ def sound(rng: random.Random, command: str) -> list[str]:
             ["--quick", "--json"],
             ["--quick", "--only", "attention", "--head-dim", "8", "--out", f"{fresh}.json"],
         ],
+        "judge": [
+            ["losses.csv"],
+            ["losses.csv", "--json"],
+            ["losses.csv", "--columns", "loss=loss", "--out", fresh],
+        ],
         "leaderboard": [[], ["--json"]],
         "explore": [["--out", f"{fresh}.html"]],
         "inspect encoding": [
@@ -302,7 +307,7 @@ def without_the_work() -> Iterator[None]:
     def refuse(*arguments: object, **options: object) -> None:
         raise RunFailed("the fuzzer does not measure.")
 
-    from posenc.compare.plan import dry_run  # noqa: F401  # or it would keep what is put in place
+    from posenc.compare.plan import cost  # noqa: F401  # or it would keep what is put in place
 
     patches = [
         mock.patch("posenc.compare.engines.run_trials.run_trials", lambda *arguments: None),

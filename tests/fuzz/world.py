@@ -21,6 +21,7 @@ PATHS = (
     "loop",
     "huge",
     "one.bin",
+    "losses.csv",
     "study",
     "study-cut",
     "study-nan",
@@ -126,6 +127,13 @@ def build(root: Path) -> None:
     text = prose(18_000)
     for name in ("text.txt", "名 <b>.txt", "-x", "notes [1].txt", "caf\udce9.txt"):
         (root / name).write_bytes(text)
+    rows = [
+        f"{encoding},{seed},{length},{loss + seed / 100 + length / 10_000}"
+        for encoding, loss in (("rope", 2.0), ("alibi", 1.9), ("mine", 2.2))
+        for seed in range(3)
+        for length in (64, 128)
+    ]
+    (root / "losses.csv").write_text("\n".join(["encoding,seed,length,loss", *rows]), "utf-8")
     (root / "short.txt").write_bytes(b"abc")
     (root / "empty.txt").write_bytes(b"")
     (root / "one.bin").write_bytes(bytes(range(256)) * 4)

@@ -22,7 +22,6 @@ from posenc.frequencies.scalings.registry import (
     Llama3,
     LongRoPE,
     NTKByParts,
-    NTKByPartsV1,
     Proportional,
     YaRN,
 )
@@ -164,7 +163,6 @@ SCALINGS = [
     Linear(4.0),
     NTK(4.0),
     NTKByParts(4.0, 32),
-    NTKByPartsV1(4.0, 32),
     YaRN(4.0, 32),
     YaRN(4.0, 32, truncate=False, mscale=0.7, mscale_all_dim=0.5),
     Llama3(8.0, 64),

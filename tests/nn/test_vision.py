@@ -216,6 +216,15 @@ class OfChannels(Stock):
         return self.proj(v @ (q.mT @ k).softmax(-1))
 
 
+class WithFreshLastLayer(OfChannels):
+    """A last layer of zeros, as some initialisations have it, hides what came before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.proj.weight)
+        nn.init.zeros_(self.proj.bias)
+
+
 class InWindows(Stock):
     def forward(self, x):
         return super().forward(x.unflatten(1, (-1, 4)).flatten(0, 1)).view_as(x)
@@ -233,6 +242,7 @@ class OfTwoKinds(Stock):
         (Strange, "whose forward takes relative_bias"),
         (Separate, "parameters of its own, such as q_bias"),
         (OfChannels, "computes something else"),
+        (WithFreshLastLayer, "computes something else"),
         (InWindows, "cannot be called with tokens"),
         (OfTwoKinds, "without qkv"),
     ],
@@ -244,6 +254,8 @@ def test_attention_of_another_kind_is_refused_before_anything_changes(attention,
     with pytest.raises((TypeError, ValueError), match=why):
         attach_to_vit(model, encoding)
     assert [block.attn for block in model.blocks] == before
+    if attention is WithFreshLastLayer:
+        assert not before[0].proj.weight.any() and not before[0].proj.bias.any()
     assert all(module.training for module in model.modules())
 
 
@@ -267,6 +279,9 @@ def test_tokens_without_a_fixed_place_are_refused():
         attach_to_vit(Vit(), DINO, torch.arange(7))
     with pytest.raises(ValueError, match="has 7 tokens, 1 of them before the patches; got 6"):
         attach_to_vit(Vit(), DINO, posenc.positions.normalized_grid(2, 3))
+    wrong_end = posenc.positions.normalized_grid(2, 3, class_tokens=1).roll(-1, 0)
+    with pytest.raises(ValueError, match=r"last 6 tokens of Vit are patches.*class_tokens=1\)"):
+        attach_to_vit(Vit(), DINO, wrong_end)
     with pytest.raises(ValueError, match="Learned2D acts at the embeddings"):
         attach_to_vit(Vit(), posenc.Learned2D(2, 3, 32))
     with pytest.raises(ValueError, match="RNoPE repeats after 4 layers, and the model has 2"):

@@ -14,7 +14,7 @@ from posenc.report.drawing import to_svg
 from posenc.report.escaping import show_hidden_characters
 from posenc.report.html_page import Page
 from posenc.report.report import Table
-from posenc.report.terminal import Terminal, print_line, print_table
+from posenc.report.terminal import Terminal, print_line, rich_table
 from tests.doctor.threads import BASE
 
 HOSTILE = "a\x1b[31m\x9b2J\x07\u202eb\u2066\x7f"
@@ -34,8 +34,8 @@ def test_hidden_characters_are_escapes_and_others_stay():
     [
         lambda console: print_line(console, HOSTILE),
         lambda console: console.print(HOSTILE, markup=False),
-        lambda console: print_table(console, ["name"], [[HOSTILE]], overflow="fold"),
-        lambda console: print_table(console, [HOSTILE], [["1"]], overflow="fold"),
+        lambda console: console.print(rich_table(["name"], [[HOSTILE]], overflow="fold")),
+        lambda console: console.print(rich_table([HOSTILE], [["1"]], overflow="fold")),
     ],
 )
 def test_the_terminal_shows_escapes(show):

@@ -16,7 +16,6 @@ from posenc.compare.judging.judgement import (
     why_no_interval,
 )
 from posenc.compare.judging.limits import limits_in_words
-from posenc.compare.judging.limits_of_table import sentence_on_units
 from posenc.compare.judging.near_far import count_failed_trials
 from posenc.compare.judging.standing import (
     Standing,
@@ -25,7 +24,7 @@ from posenc.compare.judging.standing import (
     standing_of_tasks,
 )
 from posenc.compare.judging.summary import has_learned, summarise, summarise_tasks
-from posenc.compare.judging.units import units_of
+from posenc.compare.judging.units import sentence_on_units, units_of
 from posenc.compare.results import Study, with_labels
 from posenc.tasks.registry import TEXT
 

@@ -4,7 +4,6 @@ it. Its sentences stand in `sentences.py`."""
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from statistics import stdev
 from typing import NamedTuple
 
@@ -479,16 +478,3 @@ def moves_of_leads(judgement: Judgement, saved_bits: Mapping[str, float]) -> dic
 def certainty_on_task(standing: Standing) -> str:
     """Return how sure the first of a task is: what more steps change is not measured there."""
     return LEADS if standing.verdict(standing.order[0]) == "best" else TIED
-
-
-def verdicts_of_pairs(standing: Standing) -> list[tuple[str, str, str]]:
-    """Return every pair (a, b) of a standing with "better", "worse" or "tied", of a."""
-    verdicts = []
-    for a, b in combinations(standing.order, 2):
-        verdict = "tied"
-        if (a, b) in standing.worse_pairs:
-            verdict = "worse"
-        elif (b, a) in standing.worse_pairs:
-            verdict = "better"
-        verdicts.append((a, b, verdict))
-    return verdicts

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median_high
 
-from posenc.compare.given_table import GivenTable
 from posenc.compare.judging import sentences
 from posenc.compare.judging.context_use import context_use
 from posenc.compare.judging.judgement import (
@@ -16,7 +15,6 @@ from posenc.compare.judging.judgement import (
     judge,
     moves_of_leads,
 )
-from posenc.compare.judging.limits_of_table import sentence_on_missing_columns
 from posenc.compare.judging.near_far import near_and_far
 from posenc.compare.judging.sentences import with_interval
 from posenc.compare.judging.served_by import SERVERS, has_learned_slopes, servers_of
@@ -34,6 +32,7 @@ from posenc.compare.judging.summary import (
 from posenc.compare.judging.tuning import sentences_on_longer_trainings, sentences_on_tuning
 from posenc.compare.results import RateCheck, Study, TrialResult
 from posenc.compare.rows import plain_name, rows_by_name, rows_of
+from posenc.compare.sources import GivenTable
 from posenc.compare.trial.config import TrialConfig
 from posenc.report.report import join_names, list_up_to_six, number_word
 from posenc.statistics.seed_intervals import Gap
@@ -45,6 +44,18 @@ ROPE = "rope"
 """The encoding whose readings in a window and after a tuning are baselines."""
 HYBRIDS = ("rnope", "rnope_swa", "irope")
 """Encodings by layer that people train: rotated layers with layers without positions."""
+_MEANING_OF_COLUMN = {
+    "size": "the size of the models",
+    "steps": "steps",
+    "seconds": "seconds of training",
+    "position": "losses by position",
+}
+"""What is not known if a column is not there."""
+_NEVER_IN_A_TABLE = (
+    "how each encoding was tuned",
+    "whether documents were kept apart",
+    "losses of single windows",
+)
 
 
 def limits_in_words(study: Study) -> str:
@@ -516,3 +527,14 @@ def clause_on_moved_leads(chosen: str, moves: Mapping[str, float]) -> str:
 def sentence_on_missing_rank(name: str, task: str, seed: int) -> str:
     """Write which trial an encoding lacks for a rank over all tasks."""
     return f"Not ranked: {name} ({task} seed {seed} is missing)."
+
+
+def sentence_on_missing_columns(table: GivenTable) -> str:
+    """Return what a table of losses does not have.
+
+    >>> table = GivenTable("a.csv", "bits per byte", ("size", "steps", "seconds"))
+    >>> sentence_on_missing_columns(table)[:42]
+    'Not in the table: losses by position, how '
+    """
+    missing = [words for column, words in _MEANING_OF_COLUMN.items() if column not in table.columns]
+    return f"Not in the table: {join_names([*missing, *_NEVER_IN_A_TABLE])}."

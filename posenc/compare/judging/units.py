@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from posenc.compare.judging.standing import MARGIN
 from posenc.compare.results import Study
 
 _BYTES_PATTERN = re.compile(r"(?<!per )\b(b|B)yte(s?)\b")
@@ -57,3 +58,14 @@ def units_of(study: Study) -> Units:
         if trial.is_on_text:
             return Units(trial.length_unit, trial.loss_unit)
     return Units()
+
+
+def sentence_on_units(loss_unit: str) -> str:
+    """Return by which margin and spread losses that are not per byte are judged; "" for those that
+    are. loss_unit: "bits per byte", or another in words."""
+    if loss_unit == "bits per byte":
+        return ""
+    return (
+        f"Losses are per token; that {MARGIN} bits do not matter, and how far seeds are expected "
+        "to spread, was chosen for bits per byte."
+    )

@@ -51,7 +51,7 @@ MAX_ROUNDS = 4
 """Rounds of trials after that of the cross, at most."""
 MIN_SEARCH_STEPS = 250
 """Steps of a trial that tunes, at least, if the study's own trials have as many: those of the
-standard budget, which order encodings as twice as many do (experiments/budget.py)."""
+standard budget, which order encodings as twice as many do (see `BUDGETS`)."""
 NUM_POINTS = 6
 """Points of the cross: three rates, and three more settings of the knob."""
 MORE_RATE_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)

@@ -10,10 +10,10 @@ import numpy as np
 from posenc.command_line.errors import one_line
 from posenc.compare.options import Options
 from posenc.compare.plan.check_text import FORMAT_OF_MAGIC, check_content
+from posenc.compare.trial.text_tokenizer import Tokenizer, read_tokenizer
 from posenc.compare.trial.windows import symbol_dtype
 from posenc.files.find_texts import TextSource, find_text, standard_library_text
 from posenc.files.opening import open_ordinary, read_file_bytes
-from posenc.hf.checkpoint.text_tokenizer import Tokenizer, read_tokenizer
 from posenc.machine import hardware
 from posenc.machine.hardware import check_memory_or_disk
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
-from posenc.compare.given_table import GivenTable
 from posenc.compare.judging.answer import conclude
 from posenc.compare.reports.loss_table import LossRow, LossTable
 from posenc.compare.results import FORMAT, Study, Timing, TrainingPoint, TrialResult
@@ -22,6 +21,7 @@ from posenc.compare.scores import (
     Reading,
     mean_loss_at_positions,
 )
+from posenc.compare.sources import GivenTable
 from posenc.compare.trial.config import TrialConfig
 from posenc.lazy import installed_version
 from posenc.report.report import join_names

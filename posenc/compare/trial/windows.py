@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.result_files import TOKENIZER_FILE, folder_of_text
-from posenc.hf.checkpoint.text_tokenizer import ByteTokenizer, TextTokenizer, read_tokenizer
+from posenc.compare.trial.text_tokenizer import ByteTokenizer, TextTokenizer, read_tokenizer
 
 VOCABULARY_SIZE = 257
 """Number of symbols of a text of bytes: these, and the symbol after each file."""

@@ -16,7 +16,11 @@ from posenc.arguments import FARTHEST_POSITION
 from posenc.encodings.base.constructor_arguments import are_alike
 from posenc.encodings.base.position_encoding import PositionEncoding, require_encoding
 from posenc.encodings.base.term import Tokens
-from posenc.encodings.numerics.torch_modes import autocast_enabled, extremes_if_readable
+from posenc.encodings.numerics.torch_modes import (
+    autocast_enabled,
+    extremes_if_readable,
+    is_readable,
+)
 from posenc.positions import as_tensor, check_flat_positions, move_placeless_to_origin
 
 _FIRST_INTEGER_WITH_GAPS = {torch.float32: 2**24, torch.float64: 2**53}
@@ -393,11 +397,13 @@ def _wanted_shapes_in_words(batch_and_len: Sequence[int], num_axes: int) -> str:
 def _as_int64_or_real(caller: str, name: str, positions: Tensor, num_axes: int) -> Tensor:
     """Return integer positions as int64, and real ones unchanged. Raise ValueError for numbers that
     are not finite or too large. If num_axes > 1, NaN is allowed: it marks a token without a place
-    on a grid, such as a class token."""
+    on a grid, such as a class token, before or after the cells of the grid."""
     if positions.is_floating_point():
-        _check_real_positions(
-            caller, name, positions if num_axes == 1 else move_placeless_to_origin(positions)
-        )
+        places = positions
+        if num_axes > 1:
+            _check_placeless_tokens(caller, name, positions)
+            places = move_placeless_to_origin(positions)
+        _check_real_positions(caller, name, places)
         return positions
     int64_positions = positions if positions.dtype == torch.int64 else positions.long()
     low, high = extremes_if_readable(int64_positions) or (0, 0)
@@ -462,6 +468,45 @@ def _check_position_dtype(caller: str, name: str, positions: Any) -> None:
         raise TypeError(f"{problem}: positions are real numbers.")
     if positions.is_floating_point() and positions.dtype not in _FIRST_INTEGER_WITH_GAPS:
         raise TypeError(f"{problem}, which rounds neighbouring positions to one.")
+
+
+def _check_placeless_tokens(caller: str, name: str, positions: Tensor) -> None:
+    """Raise ValueError if only some components of a token are NaN, or if a token without a place
+    stands between two cells of one grid; checked on the CPU only.
+
+    positions: (..., len, axes). A row may have several pictures or frames, each with tokens without
+    a place before it: there the cells do not go on, but start again.
+    """
+    if not is_readable(positions):
+        return
+    is_nan = positions.isnan()
+    if not is_nan.any():
+        return
+    no_place = is_nan.any(-1)
+    if not torch.equal(no_place, is_nan.all(-1)):
+        raise ValueError(
+            f"{caller}: {name} are NaN in some components of a token and not in all. A token "
+            "without a place, such as a class token, is NaN in all; otherwise look for 0/0."
+        )
+    for row in positions.reshape(-1, *positions.shape[-2:]):
+        index_of_cell = (~row.isnan().any(-1)).nonzero()[:, 0]
+        number_of_cell = _numbers_in_reading_order(row[index_of_cell])
+        is_split = (number_of_cell.diff() == 1) & (index_of_cell.diff() > 1)
+        if is_split.any():
+            last_cell = int(index_of_cell[:-1][is_split][0])
+            raise ValueError(
+                f"{caller}: {name} have a token without a place, of index {last_cell + 1}, in the "
+                "middle of a grid. Put class tokens before its cells, as "
+                "posenc.positions.grid(class_tokens=) does, or after them."
+            )
+
+
+def _numbers_in_reading_order(cells: Tensor) -> Tensor:
+    """Return the number of each cell (cells, axes) in the grid of all their rows and columns, which
+    are the last two axes, counted row by row."""
+    index_of_row = cells[:, -2].unique(return_inverse=True)[1]
+    columns, index_of_column = cells[:, -1].unique(return_inverse=True)
+    return index_of_row * len(columns) + index_of_column
 
 
 def _check_real_positions(caller: str, name: str, positions: Tensor) -> None:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import check_count
 from posenc.encodings.numerics.resize_grid import resize_rows_of_grid
 from posenc.encodings.numerics.slopes_and_buckets import check_hierarchical, rows_to_interpolate
 
@@ -128,18 +129,23 @@ def interpolate_2d(
         extra_rows: number of leading rows without a patch (class token, registers), which are kept.
 
     Returns: (extra_rows + height * width of new_grid, dim).
-    Raises: ValueError if the table does not have height * width rows, for an unknown mode, or for
-    align_corners with antialias.
+    Raises: ValueError if the table does not have extra_rows + height * width rows, for an unknown
+    mode, or for align_corners with antialias; TypeError for a grid that is no pair of whole
+    numbers.
     Source: He et al. 2022, arXiv:2111.06377, github.com/facebookresearch/mae util/pos_embed.py.
     """
+    _check_grid_size("old_grid", old_grid)
+    _check_grid_size("new_grid", new_grid)
+    check_count("interpolate_2d", "extra_rows", extra_rows, 0)
+    height, width = old_grid
+    num_rows = extra_rows + height * width
+    if table.ndim != 2 or len(table) != num_rows:
+        raise ValueError(
+            f"interpolate_2d: a table of a grid of {height} x {width} and {extra_rows} extra rows "
+            f"has shape ({num_rows}, dim), got {tuple(table.shape)}."
+        )
     kept_rows = table[:extra_rows]
     rows = table[extra_rows:]
-    height, width = old_grid
-    if len(rows) != height * width or min(new_grid) < 1:
-        raise ValueError(
-            f"interpolate_2d: the table has {len(table)} rows, {extra_rows} of them extra, "
-            f"and cannot be resized from a grid of {old_grid} to {new_grid}."
-        )
     new_rows = resize_rows_of_grid(
         "interpolate_2d",
         rows,
@@ -150,6 +156,15 @@ def interpolate_2d(
         antialias=antialias,
     )
     return torch.cat([kept_rows, new_rows])
+
+
+def _check_grid_size(name: str, size: tuple[int, int]) -> None:
+    """Raise TypeError or ValueError unless `size`, the argument `name` of interpolate_2d, is
+    (height, width), whole numbers from 1 on."""
+    if not isinstance(size, tuple | list) or len(size) != 2:
+        raise TypeError(f"interpolate_2d: {name} must be (height, width), got {size!r}.")
+    check_count("interpolate_2d", f"the height of {name}", size[0])
+    check_count("interpolate_2d", f"the width of {name}", size[1])
 
 
 def _kept_and_position_rows(

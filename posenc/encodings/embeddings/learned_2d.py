@@ -23,7 +23,7 @@ class Learned2D(AddedEmbedding):
 
     x[r, c] += weight[r * width + c]
 
-    A token whose row or column is NaN (a class token, see posenc.positions.grid) gets zeros.
+    A token whose row and column are NaN (a class token, see posenc.positions.grid) gets zeros.
 
     Args:
         height, width: the grid, in patches.
@@ -115,7 +115,7 @@ class Learned2D(AddedEmbedding):
         self, positions: Real[Tensor, "*where 2"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
         """Return the vector of the table for each (row, column), (..., embed_dim) in `dtype`; zeros
-        for tokens whose row or column is NaN."""
+        for tokens whose row and column are NaN."""
         row, column = whole_cells("Learned2D", positions).unbind(-1)
         check_row_indices("Learned2D", "row", row, self.height)
         check_row_indices("Learned2D", "column", column, self.width)

@@ -17,8 +17,8 @@ class SinCos2D(AddedEmbedding):
 
     x += [sin(c w) | cos(c w) | sin(r w) | cos(r w)],  w_t = base^(-4t/embed_dim), t < embed_dim/4
 
-    The column comes first, as in the code of MAE and MoCo v3. A token whose row or column is NaN (a
-    class token, see posenc.positions.grid) gets zeros.
+    The column comes first, as in the code of MAE and MoCo v3. A token whose row and column are NaN
+    (a class token, see posenc.positions.grid) gets zeros.
 
     Args:
         embed_dim: width of the embeddings, a multiple of 4.
@@ -51,7 +51,7 @@ class SinCos2D(AddedEmbedding):
         self, positions: Real[Tensor, "*where 2"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
         """Return sines and cosines of each (row, column), (..., embed_dim) in `dtype`; zeros for
-        tokens whose row or column is NaN."""
+        tokens whose row and column are NaN."""
         column_and_row = move_placeless_to_origin(positions).flip(-1)
         cos, sin = self.exact_frequencies.cos_sin(
             column_and_row, dtype

@@ -38,10 +38,11 @@ class AxialRoPE(Rotation):
 
     angle[axis, t] = position[axis] * rope_theta^(-2t/axes[axis]),  t < axes[axis] / 2
 
-    Tokens with a component that is NaN (class and register tokens, see posenc.positions.grid) are
-    not rotated. `rope_vit`, `dinov3`, `pixtral` and `ltx` build the variants of these models. Image
-    and video generators are options: Wan is AxialRoPE(128, 10000.0, interleaved=True, axes=(44, 42,
-    42)); docs/encodings.md lists them. MRoPE shares one series between time, height and width.
+    Tokens whose components are NaN (class and register tokens, see posenc.positions.grid) are not
+    rotated; they stand before or after the cells of a grid. `rope_vit`, `dinov3`, `pixtral` and
+    `ltx` build the variants of these models. Image and video generators are options: Wan is
+    AxialRoPE(128, 10000.0, interleaved=True, axes=(44, 42, 42)); docs/encodings.md lists them.
+    MRoPE shares one series between time, height and width.
 
     Args:
         head_dim: size of one head; a multiple of 4 unless `axes` is given.
@@ -245,7 +246,7 @@ class MixedRoPE(QueryKeyEncoding):
 
     angle[h, t] = row * weight[0, h, t] + column * weight[1, h, t]
 
-    Tokens whose row or column is NaN (class tokens, see posenc.positions.grid) are not rotated.
+    Tokens whose row and column are NaN (class tokens, see posenc.positions.grid) are not rotated.
 
     Args:
         head_dim: size of one head, a multiple of 4.

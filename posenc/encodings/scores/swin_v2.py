@@ -39,7 +39,7 @@ class SwinV2Bias(CellBias):
 
     Shapes: positions (len, 2) or (batch, len, 2) of (row, column), whole numbers or NaN; bias
     (num_heads, q_len, kv_len). hidden: Linear(2, mlp_width); out: Linear(mlp_width, num_heads)
-    without a bias. Pairs with a token whose row or column is NaN have the bias 0.
+    without a bias. Pairs with a token whose row and column are NaN have the bias 0.
     Units: the bias is in logits, from 0 to 16. Precision: float32 or better, also under autocast.
     Raises: ValueError for tokens that are too far apart for the window (checked on the CPU; CUDA
     asserts) or between two cells.

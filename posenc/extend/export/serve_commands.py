@@ -15,7 +15,7 @@ from posenc.frequencies import float64_formulas
 from posenc.runtimes.computed_positions import LayerRotation, RefusedError
 from posenc.runtimes.config_model import model_of
 from posenc.runtimes.disagreement import reasons_for_disagreement
-from posenc.runtimes.known import RUNTIMES, emulate
+from posenc.runtimes.known import emulate
 from posenc.runtimes.known.llama_cpp_converter import converted_metadata
 from posenc.runtimes.meaning import Meaning
 from posenc.runtimes.writers import gguf_edit
@@ -62,17 +62,6 @@ class Export:
     saved_config: Mapping[str, Any]
     original_folder: Path | None = None
     original_config: Mapping[str, Any] | None = None
-
-    @property
-    def correct_runtimes(self) -> tuple[str, ...]:
-        """Return the names of the runtimes that know the model and compute the right rotation from
-        the folder."""
-        computed_by_name = emulate(self.recipe.config)
-        return tuple(
-            name
-            for name in RUNTIMES
-            if computed_by_name[name].is_known and name not in self.recipe.misreadings
-        )
 
 
 def serving_lines(runtime: str, folder: str, max_len: int) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Test retrieval from far back, by tasks in the model's own tokenizer and by random passkeys."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,14 +19,9 @@ from posenc.tasks.needles import (
     draw_needles_puzzle,
     draw_passkey_text,
     draw_variables_puzzle,
-    draw_word_stream,
     insert_facts,
 )
 
-NUM_COMMON_WORDS = 5
-"""Different words that come often in a text of the task common-words."""
-NUM_RARE_WORDS = 40
-"""Different words that come rarely in it."""
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 COUNTRY_OF_CITY = {
     "Paris": "France",
@@ -56,10 +51,8 @@ PUZZLE_RECIPES = {
 }
 """By task: the function that draws its puzzle, the sentence of a fact, and the sentence that asks
 for the answer, which follows it."""
-COMMON_WORDS = "common-words"
-PUZZLE_NAMES = (*PUZZLE_RECIPES, COMMON_WORDS)
 PASSKEY = "passkey"
-TASKS = (PASSKEY, *PUZZLE_NAMES)
+TASKS = (PASSKEY, *PUZZLE_RECIPES)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 Encode = Callable[[str], list[int]]
 """Takes a text and returns its token ids, the start token first if the tokenizer has one."""
@@ -117,9 +110,8 @@ class TaskGrid:
     depths: of the facts, from 0 at the start of the text to 1 at its end. Every variant of a model
     reads the same prompts.
 
-    Source of the tasks: Hsieh et al. 2024, arXiv:2404.06654, section 3 (needles, variable tracking,
-    common words); Modarressi et al. 2025, arXiv:2502.05167 (needle by meaning); the sentences are
-    ours.
+    Source of the tasks: Hsieh et al. 2024, arXiv:2404.06654, section 3 (needles, variable
+    tracking); Modarressi et al. 2025, arXiv:2502.05167 (needle by meaning); the sentences are ours.
     """
 
     names: tuple[str, ...]
@@ -175,14 +167,9 @@ class TaskGrid:
         body_len = length - len(start_ids) - len(ending_ids) - sum(len(ids) for _, ids in fact_ids)
         if body_len < len(ending_ids):
             raise TooShort(f"{length} tokens are too few for it with this tokenizer")
-        if puzzle.words is None:
-            body_start = int(rng.integers(0, max(1, len(filler) - body_len)))
-            body_ids = filler[body_start : body_start + body_len].tolist()
-        else:
-            body_ids = []
-            while len(body_ids) < body_len:
-                body_ids += self._ids_without_start(f" {next(puzzle.words)}", start_ids)
-        prompt_ids = [*start_ids, *insert_facts(body_ids[:body_len], fact_ids), *ending_ids]
+        body_start = int(rng.integers(0, max(1, len(filler) - body_len)))
+        body_ids = filler[body_start : body_start + body_len].tolist()
+        prompt_ids = [*start_ids, *insert_facts(body_ids, fact_ids), *ending_ids]
         return Prompt(torch.tensor(prompt_ids), len(ending_ids) - len(question_ids))
 
     def _ids_without_start(self, text: str, start_ids: list[int]) -> list[int]:
@@ -304,20 +291,16 @@ class PasskeyGrid:
 
 
 class PuzzleInWords(NamedTuple):
-    """Hold a puzzle: its facts as (depth in the text, sentence), a question, its answer, and the
-    words of the text around the facts; None if any text will do."""
+    """Hold a puzzle: its facts as (depth in the text, sentence), a question and its answer."""
 
     facts: tuple[tuple[float, str], ...]
     question: str
     answer: str
-    words: Iterator[str] | None = None
 
 
 def write_puzzle(name: str, rng: np.random.Generator, depth: float) -> PuzzleInWords:
     """Return a puzzle of the task `name` in words. depth: where its fact is, from 0 at the start of
-    the text to 1 at its end; the task common-words ignores it."""
-    if name == COMMON_WORDS:
-        return _common_words_puzzle(rng)
+    the text to 1 at its end."""
     draw_puzzle, fact_form, question_form = PUZZLE_RECIPES[name]
     puzzle = draw_puzzle(rng, depth)
     keys = dict.fromkeys(key for _, (key, _) in puzzle.facts)
@@ -342,17 +325,6 @@ def write_puzzle(name: str, rng: np.random.Generator, depth: float) -> PuzzleInW
     )
     answer = " ".join(word_of_symbol[symbol] for symbol in puzzle.answer)
     return PuzzleInWords(facts, question_form.format(*names_in_question), answer)
-
-
-def _common_words_puzzle(rng: np.random.Generator) -> PuzzleInWords:
-    """Return a puzzle whose text is a stream of words, a few of which come often. The answer are
-    these, in the order of the alphabet."""
-    words = _random_names(rng, NUM_COMMON_WORDS + NUM_RARE_WORDS)
-    question = (
-        f"The {NUM_COMMON_WORDS} words that stand most often, in the order of the alphabet, are"
-    )
-    words_of_text = (words[i] for i in draw_word_stream(rng, NUM_COMMON_WORDS, NUM_RARE_WORDS))
-    return PuzzleInWords((), question, " ".join(sorted(words[:NUM_COMMON_WORDS])), words_of_text)
 
 
 def _random_names(rng: np.random.Generator, count: int) -> list[str]:

@@ -12,6 +12,5 @@ from posenc.frequencies.scalings.by_parts import NTKByParts as NTKByParts
 from posenc.frequencies.scalings.yarn import YaRN as YaRN
 from posenc.frequencies.scalings.llama3 import Llama3 as Llama3
 from posenc.frequencies.scalings.longrope import LongRoPE as LongRoPE
-from posenc.frequencies.scalings.by_parts import NTKByPartsV1 as NTKByPartsV1
 from posenc.frequencies.scalings.linear import DynamicLinear as DynamicLinear
 from posenc.frequencies.scalings.yarn import DynamicYaRN as DynamicYaRN

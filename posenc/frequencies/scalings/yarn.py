@@ -1,12 +1,13 @@
 """YaRN: scale by parts, with a temperature of the logits."""
 
+import math
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Self
 
 from posenc.arguments import explain_constructor_misfits
 from posenc.frequencies.float64_formulas import yarn_attention_factor
-from posenc.frequencies.scalings.by_parts import blend_frequencies, ramp, ramp_ends
+from posenc.frequencies.scalings.by_parts import blend_frequencies
 from posenc.frequencies.scalings.scaling import (
     Frequencies,
     NamedEncoding,
@@ -16,7 +17,49 @@ from posenc.frequencies.scalings.scaling import (
     require,
     require_attention_factor,
 )
-from posenc.frequencies.series import inverse_frequencies
+from posenc.frequencies.series import TWO_PI, inverse_frequencies
+
+
+def _index_of_pair_with_turns(
+    turns: float, rotary_dim: int, rope_theta: float, length: int
+) -> Decimal:
+    """Return the index t, a real number, of a pair that would make `turns` turns in `length`
+    positions.
+
+    turns = length inv_freq[t] / 2 pi, with inv_freq[t] = rope_theta^(-2t/rotary_dim), solved for t:
+    t = rotary_dim ln(length / (2 pi turns)) / (2 ln(rope_theta))
+    """
+    logarithm = (Decimal(length) / (Decimal(turns) * TWO_PI)).ln()
+    return rotary_dim * logarithm / (2 * Decimal(rope_theta).ln())
+
+
+def _ramp(low: Decimal, high: Decimal, count: int) -> list[Decimal]:
+    """Return `count` numbers, one for each index from 0: 0 up to index `low`, 1 from index `high`
+    on, and between them on the straight line from 0 to 1."""
+    if low == high:
+        high += Decimal("0.001")  # as in the authors' code, against division by zero
+    return [min(max((t - low) / (high - low), Decimal(0)), Decimal(1)) for t in range(count)]
+
+
+def _ramp_ends(
+    fast_turns: float,
+    slow_turns: float,
+    rotary_dim: int,
+    rope_theta: float,
+    length: int,
+    truncate: bool,
+) -> tuple[Decimal, Decimal]:
+    """Return the indices (low, high) of pairs between which YaRN's ramp rises: those of the pairs
+    that make `fast_turns` and `slow_turns` turns in `length` positions. They are real numbers,
+    rounded outwards to whole ones if `truncate`."""
+    low = _index_of_pair_with_turns(fast_turns, rotary_dim, rope_theta, length)
+    high = _index_of_pair_with_turns(slow_turns, rotary_dim, rope_theta, length)
+    if truncate:
+        low = Decimal(math.floor(low))
+        high = Decimal(math.ceil(high))
+    # The last pair has the index rotary_dim / 2 - 1; the released code, which checkpoints were
+    # trained with, limits `high` to the last channel.
+    return max(low, Decimal(0)), min(high, Decimal(rotary_dim - 1))
 
 
 @explain_constructor_misfits
@@ -120,7 +163,7 @@ class YaRN(Scaling):
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         require(self, rope_theta != 1, "rope_theta must differ from 1", rope_theta)
-        low, high = ramp_ends(
+        low, high = _ramp_ends(
             self.beta_fast,
             self.beta_slow,
             rotary_dim,
@@ -132,7 +175,7 @@ class YaRN(Scaling):
         max_kept_fraction = Decimal(self.extrapolation_factor)
         kept_fractions = [
             (1 - interpolated_fraction) * max_kept_fraction
-            for interpolated_fraction in ramp(low, high, len(inv_freq))
+            for interpolated_fraction in _ramp(low, high, len(inv_freq))
         ]
         scaled = blend_frequencies(inv_freq, Decimal(self.factor), kept_fractions)
         return Frequencies(scaled, self.attention_factor_in_use)

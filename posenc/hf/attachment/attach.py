@@ -27,13 +27,14 @@ TRIAL_RECORD while `attach` tries the model: attention.attend then lists the cal
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import nn
 
 from posenc.arguments import explain_misfits
+from posenc.attend.trial_weights import without_zero_weights
 from posenc.encodings import (
     ModelShape,
     PositionEncoding,
@@ -58,8 +59,7 @@ from posenc.hf.attachment.stacks import (
     Stack,
     build_example,
     find_stacks,
-    recorded_attention,
-    run_in_evaluation,
+    run_with_hooks,
     stack_shape,
 )
 
@@ -166,7 +166,10 @@ def _attach_or_restore(
     example = build_example(model) if example is None else example
     attachment = Attachment(model_positions)
     setattr(model, ATTACHMENT_ATTRIBUTE, attachment)
+    trial = ExitStack()
     try:
+        # A table of positions that is still zero would hide that the model has one.
+        trial.enter_context(without_zero_weights(model))
         stacks = _replace_attention(model, attachment, example)
         encodings = _resolve_stack_encodings(model, stacks, encoding, decoder, example)
         # What is left of the model's own positions shows only before the encoding is hooked in.
@@ -184,8 +187,7 @@ def _attach_or_restore(
             )
             _record_hooked_modules(attachment, stack, model)
         _hook_dropped_position_ids(attachment, model)
-        with recorded_attention():  # a forward that fails with the hooks must fail now
-            run_in_evaluation(model, example)
+        run_with_hooks(model, example)  # a forward that fails with the hooks must fail now
         # Otherwise only attention depends on order: that is proved above.
         may_depend_on_order = model_positions == "keep" or allow_other_order
         if may_depend_on_order:
@@ -197,6 +199,8 @@ def _attach_or_restore(
     except BaseException:
         _restore_model(model)
         raise
+    finally:
+        trial.close()
     return model
 
 

@@ -417,17 +417,20 @@ def _visible_keys(mask: Tensor) -> Tensor:
     visible keys and large negative numbers for hidden ones.
 
     Raises: ValueError for other numbers, which would be a bias. They are looked for on the CPU
-    only, and not in a compiled graph, which reading them would break.
+    only, except while `attach` tries the model, and not in a compiled graph, which reading them
+    would break.
     """
     if mask.dtype == torch.bool:
         return mask
     visible = mask == 0
-    can_be_read = mask.device.type == "cpu" and not torch.compiler.is_compiling()
+    is_trial = TRIAL_RECORD.get() is not None
+    is_near = mask.device.type == "cpu" or is_trial
+    can_be_read = is_near and not torch.compiler.is_compiling()
     has_bias = can_be_read and not bool((visible | (mask < -1000)).all())
     if has_bias or not mask.is_floating_point():
         raise ValueError(
             "posenc attention: attention_mask must hold bools, or 0 and numbers below -1000 that "
-            "hide keys: others are a bias, which only an encoding adds."
+            "hide keys: others are a bias, as Swin and BEiT add one of their own. It would be lost."
         )
     return visible
 

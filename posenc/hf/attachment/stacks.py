@@ -23,6 +23,8 @@ TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Largest change of hidden states, relative to the largest, by another order of computation."""
 HALF_PRECISION_TOLERANCE = 5e-2
 """The same for half-precision dtypes."""
+REFUSAL = "posenc attention: "
+"""How messages of posenc's attention begin that refuse what a model asks of it."""
 
 
 @dataclass(eq=False)
@@ -101,8 +103,14 @@ def find_stacks(model: Any, example: dict[str, Any]) -> list[Stack]:
         with recorded_attention() as record:
             run_in_evaluation(model, example)
     except Exception as error:  # a family's code may raise anything
+        model_name = type(model).__name__
+        if str(error).startswith(REFUSAL):  # no other example would help
+            reason = one_line(error).partition(REFUSAL)[2]
+            raise ValueError(
+                f"attach: the attention of {model_name} cannot be replaced: {reason}"
+            ) from error
         raise ValueError(
-            f"attach: {type(model).__name__} fails with {', '.join(example)} ({one_line(error)}). "
+            f"attach: {model_name} fails with {', '.join(example)} ({one_line(error)}). "
             "Give example=, the arguments of one small forward that runs."
         ) from error
     finally:
@@ -153,6 +161,19 @@ def run_in_evaluation(model: Any, example: dict[str, Any]) -> Any:
     finally:
         for module, mode_before in was_training.items():
             module.training = mode_before
+
+
+def run_with_hooks(model: Any, example: dict[str, Any]) -> None:
+    """Run the model, with its hooks, on the arguments `example`. Raise ValueError if that fails."""
+    try:
+        with recorded_attention():
+            run_in_evaluation(model, example)
+    except ValueError:  # posenc's refusals are sentences
+        raise
+    except Exception as error:  # a family's code may raise anything
+        raise ValueError(
+            f"attach: {type(model).__name__} fails with the encoding attached ({one_line(error)})."
+        ) from error
 
 
 def rounding_tolerance(model: Any) -> float:

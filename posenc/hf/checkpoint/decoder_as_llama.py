@@ -105,12 +105,19 @@ def _require_llama_rope(model: Decoder) -> RoPE:
         ("ffn_bias", False),
         ("activation", "swiglu"),
         ("projections", "separate"),
+        ("qk_norm", False),
+        ("layer_windows", None),
     ):
         if getattr(config, name) != needed:
             raise ValueError(
                 f"export_llama: Llama has {name}={needed!r} only, "
                 f"this model has {getattr(config, name)!r}."
             )
+    if config.output_bias not in (None, config.attention_bias):
+        raise ValueError(
+            "export_llama: Llama has a bias in all projections of attention or in none, this model "
+            f"has attention_bias={config.attention_bias} and output_bias={config.output_bias}."
+        )
     if type(encoding) is not RoPE or encoding.interleaved:
         class_name = type(encoding).__name__
         encoding_in_words = (

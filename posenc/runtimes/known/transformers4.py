@@ -60,6 +60,7 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
         return ComputedPositions(
             None, {}, model.softmax_scale, without_rotation=model.without_rotation
         )
+    _refuse_period_of_kinds(model)
     length = length or model.max_positions
     scaling = scaling_of(model)
     full_rotation = rotation(model, scaling, theta_of(model), length)
@@ -83,6 +84,22 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
         model.without_rotation,
         stop_message=next(filter(None, reasons), ""),
     )
+
+
+def _refuse_period_of_kinds(model: Model) -> None:
+    """Raise RefusedError where a config lists no kinds of layers and its class cannot count them by
+    the period that stands there: a class computes `(i + 1) % period` for each layer i."""
+    key = model.facts.get("layers", {}).get("every")
+    if key is None or model.config.get("layer_types") is not None:
+        return
+    # EXAONE's class counts by 0 where the config has no window, whatever the period is.
+    no_window = model.model_type == "exaone4" and model.config.get("sliding_window", 0) is None
+    period = 0 if no_window else model.config.get(key, 1)
+    if not isinstance(period, int | float):
+        kind = type(period).__name__
+        raise RefusedError(f"TypeError: unsupported operand type(s) for %: 'int' and {kind!r}")
+    if period == 0:
+        raise RefusedError("ZeroDivisionError: integer modulo by zero")
 
 
 def _sliding_window_rotation(

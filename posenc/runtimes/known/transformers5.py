@@ -32,8 +32,6 @@ from posenc.runtimes.known.transformers5_rope_dicts import (
     resolve_rope_dicts,
 )
 
-COMPUTED_ROPE_TYPES = ("default", "proportional", *NEEDED_KEYS)
-"""The types that its functions compute."""
 HUNYUAN_FAMILIES = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 """Families whose class stretches the base by a fixed alpha where the type is dynamic."""
 FAMILIES_WITH_OWN_MSCALES = ("phimoe",)

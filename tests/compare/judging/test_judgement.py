@@ -23,7 +23,6 @@ from posenc.compare.judging.judgement import (
     _held_in_window,
     choose,
     judge,
-    verdicts_of_pairs,
 )
 from posenc.compare.judging.near_far import Places, far_loss, places_of
 from posenc.compare.judging.sentences import _sentence_on_breaking
@@ -32,6 +31,7 @@ from posenc.compare.rows import rows_of
 from posenc.statistics.seed_intervals import Gap
 from posenc.tasks.registry import TEXT
 from tests.compare.judging.test_context_use import rows_with, scores_of_model
+from tests.compare.judging.test_standing import verdicts_of_pairs
 from tests.experiment import experiment
 
 published_trials = experiment("published_trials")

@@ -42,6 +42,19 @@ WHOLE = [
 ]
 
 
+def verdicts_of_pairs(standing: Standing) -> list[tuple[str, str, str]]:
+    """Return every pair (a, b) of a standing with "better", "worse" or "tied", of a."""
+    verdicts = []
+    for a, b in combinations(standing.order, 2):
+        verdict = "tied"
+        if (a, b) in standing.worse_pairs:
+            verdict = "worse"
+        elif (b, a) in standing.worse_pairs:
+            verdict = "better"
+        verdicts.append((a, b, verdict))
+    return verdicts
+
+
 def test_the_best_is_named_with_those_that_are_tied():
     standing = standing_at(study(*WHOLE), 128)
     assert standing.order == ("t5", "alibi", "rope", "nope")

@@ -1,8 +1,6 @@
-"""What a named budget is, and the measurement that the default rests on."""
+"""What a named budget is."""
 
-import csv
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,10 +15,7 @@ from posenc.compare.plan.plan import (
 )
 from posenc.compare.run_study import run_study
 from posenc.tasks.registry import TASKS
-from tests.experiment import experiment
 from tests.texts import prose
-
-TABLE = Path(__file__).parents[3] / "results/compare/budget.csv"
 
 
 def test_a_budget_sets_seeds_and_steps_unless_options_do():
@@ -51,42 +46,6 @@ def test_an_unknown_budget_is_refused_before_anything_is_written(tmp_path):
     ):
         run_study(Options(budget="huge", out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-
-
-def test_the_default_steps_lost_no_pair_that_twice_as_many_separate():
-    with TABLE.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["lr"] == "0.002"]
-    steps = {budget.steps for name, budget in BUDGETS.items() if name != "thorough"}
-    for each in steps:
-        (pairs,) = {
-            (row["pairs_at_twice"], row["pairs_lost"]) for row in rows if row["steps"] == str(each)
-        }
-        assert int(pairs[0]) >= 12
-        assert pairs[1] == "0"
-
-
-def test_a_pair_that_turns_round_or_is_no_number_is_lost_and_recipes_stay_apart(tmp_path):
-    budget = experiment("budget")
-
-    def wrote(name, steps, recipe, a, b):
-        (tmp_path / name).mkdir()
-        head = "measure,at,train_length,steps,lr,recipe,encoding,seed,bits_per_byte"
-        each = [(e, s, x) for e, xs in (("a", a), ("b", b)) for s, x in enumerate(xs)]
-        rows = [f"by_length,8,8,{steps},0.002,{recipe},{e},{s},{x}" for e, s, x in each]
-        (tmp_path / name / "results.csv").write_text("\n".join([head, *rows]), encoding="utf-8")
-        return budget.read(tmp_path / name)
-
-    def lost(losses, recipe=4):
-        twice = wrote(f"twice-{losses}-{recipe}", 2, 4, (1.0, 1.1), (2.0, 2.1))
-        once = wrote(f"once-{losses}-{recipe}", 1, recipe, (2.0, 2.0), losses)
-        budget.judge(dict([once, twice]), tmp_path / "budget.csv")
-        with (tmp_path / "budget.csv").open(encoding="utf-8", newline="") as file:
-            return next(row["pairs_lost"] for row in csv.DictReader(file) if row["steps"] == "1")
-
-    assert lost((3.0, 2.5)) == "0"
-    assert lost((3.0, 1.5)) == "1"
-    assert lost((3.0, float("nan"))) == "1"
-    assert lost((3.0, 2.5), recipe=3) == ""
 
 
 def test_a_suite_is_its_tasks_sizes_and_seeds():

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from posenc import compare
-from posenc.compare.plan import dry_run as module
-from posenc.compare.plan.dry_run import dry_run, most_training_tokens
+from posenc.compare.plan import cost as module
+from posenc.compare.plan.cost import dry_run, most_training_tokens
 from posenc.compare.plan.learning_rate_search import rate_trials
 from posenc.compare.plan.time_estimate import MeasuredKind
 from tests.compare.judging.test_summary import TRIAL

@@ -17,8 +17,8 @@ from posenc.compare.options import Options
 from posenc.compare.plan.ngram_losses import table_losses
 from posenc.compare.plan.plan import make_plan, with_text
 from posenc.compare.trial.result_files import SPLITS, folder_of_text
+from posenc.compare.trial.text_tokenizer import read_tokenizer
 from posenc.compare.trial.windows import read_split, read_token_bytes
-from posenc.hf.checkpoint.text_tokenizer import read_tokenizer
 from tests.texts import prose
 from tests.tokenizers_of_tests import byte_level, byte_order, identity, trained
 

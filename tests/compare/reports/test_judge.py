@@ -11,7 +11,6 @@ import pytest
 
 import posenc
 from posenc.compare.judging.answer import answer_and_choices, conclude
-from posenc.compare.judging.judgement import verdicts_of_pairs
 from posenc.compare.judging.near_far import standings
 from posenc.compare.page.figures import curve_plots
 from posenc.compare.page.numbers import facts_of
@@ -22,6 +21,7 @@ from posenc.compare.rows import rows_of
 from posenc.report.chart import split_by_series
 from posenc.report.html_page import page_of
 from posenc.report.report import cell_text
+from tests.compare.judging.test_standing import verdicts_of_pairs
 from tests.compare.reports.loss_tables import records_of, write_csv
 from tests.experiment import experiment
 from tests.texts import prose

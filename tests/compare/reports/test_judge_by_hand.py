@@ -14,8 +14,8 @@ import pytest
 from scipy import stats
 
 import posenc
-from posenc.compare.judging.judgement import verdicts_of_pairs
 from posenc.compare.judging.near_far import standings
+from tests.compare.judging.test_standing import verdicts_of_pairs
 
 EXPECTED_SPREAD = {"near": 0.015, "far": 0.018}
 NAMES = ["rope", "alibi", "t5", "nope", "my pe", "fire", "RoPE-2", "x,y", "kerple", 'a "b"', "Ω"]

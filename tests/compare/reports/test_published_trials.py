@@ -29,7 +29,7 @@ from tests.experiment import experiment
 ROOT = Path(__file__).parents[3]
 published_trials = experiment("published_trials")
 read_rows, study_of = published_trials.read_rows, published_trials.study_of
-add_rows, rows_of = experiment("rows").add_rows, experiment("rows").rows_of
+add_rows, rows_of = published_trials.add_rows, published_trials.rows_of
 SEEDS = (0, 1, 2)
 INFO = CorpusInfo("a book", "none", 1, 900, 50, 50, "by contiguous stretches")
 

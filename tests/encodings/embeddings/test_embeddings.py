@@ -143,7 +143,7 @@ def test_growth_keeps_offset_rows():
         (lambda t: grow.hierarchical(t, 9, alpha=0.5), "got 0.5"),
         (lambda t: grow.interpolate(t, 0, align_corners=True), "num_positions=0"),
         (lambda t: grow.tile(t, 5, offset_rows=4), "offset_rows=4"),
-        (lambda t: grow.interpolate_2d(t, (2, 3), (4, 4)), "4 rows"),
+        (lambda t: grow.interpolate_2d(t, (2, 3), (4, 4)), r"got \(4, "),
         (lambda t: Sinusoidal(7), "got 7"),
         (lambda t: Sinusoidal(8, order="sorted"), "sorted"),
         (lambda t: SinCos2D(6), "got 6"),

@@ -124,5 +124,14 @@ def test_sizes_and_options_that_do_not_fit_are_refused():
         learned.resize(3, 3, align_corners=True, antialias=True)
     with pytest.raises(ValueError, match="height must be at least 1, got 0"):
         learned.resize(0, 3)
-    with pytest.raises(ValueError, match=r"37 rows, 0 of them extra.*\(6, 6\)"):
-        interpolate_2d(torch.zeros(37, DIM), (SIDE, SIDE), (3, 3))
+    grids = ((SIDE, SIDE), (3, 3))
+    said = r"a grid of 6 x 6 and 0 extra rows has shape \(36, dim\), got "
+    for table, shape in ((torch.zeros(37, DIM), r"\(37, 8\)"), (torch.zeros(36), r"\(36,\)")):
+        with pytest.raises(ValueError, match=said + shape):
+            interpolate_2d(table, *grids)
+    with pytest.raises(ValueError, match="extra_rows must be at least 0, got -1"):
+        interpolate_2d(torch.zeros(36, DIM), *grids, extra_rows=-1)
+    with pytest.raises(TypeError, match=r"height of new_grid must be a whole number, got 3\.5"):
+        interpolate_2d(torch.zeros(36, DIM), (SIDE, SIDE), (3.5, 3))  # pyright: ignore
+    with pytest.raises(TypeError, match=r"old_grid must be \(height, width\), got \(6, 6, 1\)"):
+        interpolate_2d(torch.zeros(36, DIM), (SIDE, SIDE, 1), (3, 3))  # pyright: ignore

@@ -14,7 +14,7 @@ from posenc import ModelShape, create
 from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
 from posenc.encodings.queries_keys.axial import AxialRoPE
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.frequencies.scalings.registry import NTK, Linear, Llama3, LongRoPE, NTKByPartsV1, YaRN
+from posenc.frequencies.scalings.registry import NTK, Linear, Llama3, LongRoPE, NTKByParts, YaRN
 from posenc.frequencies.series import TWO_PI, inverse_frequencies
 from tests.golden_values import Case, cases
 
@@ -26,7 +26,7 @@ SCALINGS = [
     YaRN(32, 4096, truncate=False),
     Llama3(8, 8192),
     LongRoPE(8, 4096, long_factor=tuple(1 + t / 7 for t in range(32))),
-    NTKByPartsV1(8, 4096),
+    NTKByParts(8, 4096),
 ]
 
 

@@ -112,6 +112,57 @@ def test_a_grid_of_another_size_than_the_tokens_is_refused():
             rope(x, x, positions)
 
 
+def split_by_a_class_token(cells: torch.Tensor, index: int) -> torch.Tensor:
+    nowhere = torch.full((1, cells.shape[1]), torch.nan, dtype=torch.float64)
+    return torch.cat([cells[:index], nowhere, cells[index:]])
+
+
+@pytest.mark.parametrize("index", [1, 3, 5])
+def test_a_class_token_in_the_middle_of_a_grid_is_refused(index):
+    said = f"have a token without a place, of index {index}, in the middle of a grid. Put class"
+    cells, x = split_by_a_class_token(grid(2, 3), index), torch.randn(1, 2, 7, 16)
+    for rope in (AxialRoPE(16, interleaved=False), posenc.MixedRoPE(16, 2)):
+        with pytest.raises(ValueError, match=f"{type(rope).__name__}: positions {said}"):
+            rope(x, x, cells)
+    bias = posenc.RelativeBias2D(2, 2, 3)
+    with pytest.raises(ValueError, match=f"RelativeBias2D: q_positions {said}"):
+        bias(cells, cells)
+    for added in (posenc.Learned2D(2, 3, 16), posenc.SinCos2D(16)):
+        with pytest.raises(ValueError, match=said):
+            added(torch.zeros(1, 7, 16), cells)
+    batch = torch.stack([split_by_a_class_token(grid(2, 3), 0), cells])
+    with pytest.raises(ValueError, match=f"attention: q_positions {said}"):
+        q = torch.randn(2, 2, 7, 16)
+        posenc.attention(q, q, q, bias, q_positions=batch, kv_positions=batch)
+    frames = split_by_a_class_token(grid(3, 2, 3), 6 + index)
+    with pytest.raises(ValueError, match=f"of index {6 + index}, in the middle"):
+        AxialRoPE(16, interleaved=True, axes=(8, 4, 4))(*torch.randn(2, 1, 2, 19, 16), frames)
+
+
+def test_class_tokens_beside_a_grid_are_none_in_the_middle():
+    two_pictures = torch.cat([grid(2, 3, class_tokens=2), grid(3, 2, class_tokens=1)])
+    between_text = split_by_a_class_token(grid(3, 3, text_before=2, text_after=2), 2)
+    for cells in (
+        two_pictures,
+        between_text,
+        split_by_a_class_token(grid(3, 3, text_after=2), 9),
+        split_by_a_class_token(grid(2, 3, centred=True), 6),
+        split_by_a_class_token(torch.cat([grid(1, 3), grid(1, 3)]), 3),
+    ):
+        x = torch.randn(1, 2, len(cells), 16)
+        assert AxialRoPE(16, interleaved=False)(x, x, cells)[0].isfinite().all()
+    frames = split_by_a_class_token(grid(2, 2, 3), 6)
+    x = torch.randn(1, 2, 13, 16)
+    assert AxialRoPE(16, interleaved=True, axes=(8, 4, 4))(x, x, frames)[0].isfinite().all()
+
+
+def test_a_token_with_a_row_and_no_column_is_refused():
+    cells, x = grid(2, 3).double(), torch.randn(1, 2, 6, 16)
+    cells[:, 1] *= torch.nan  # as of 0 / 0, in coordinates of one column
+    with pytest.raises(ValueError, match="NaN in some components of a token and not in all"):
+        AxialRoPE(16, interleaved=False)(x, x, cells)
+
+
 def test_grids_of_time_and_text():
     assert grid(2, 1, 2).tolist() == [[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1]]
     assert grid(3, 2, centred=True)[:, 0].unique().tolist() == [-2, -1, 0]
@@ -128,5 +179,7 @@ def test_grids_of_time_and_text():
         grid(0, 2, 3)
     with pytest.raises(ValueError, match="text_after must be at least 0, got -1"):
         grid(2, 3, text_after=-1)
+    with pytest.raises(TypeError, match="normalized_grid: at most 2 arguments without a name"):
+        posenc.positions.normalized_grid(1, 2, 3)  # pyright: ignore
     with pytest.raises(TypeError, match="centred must be True or False"):
         posenc.positions.grid(2, 3, centred=1)  # pyright: ignore[reportArgumentType]

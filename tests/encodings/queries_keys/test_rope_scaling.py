@@ -24,7 +24,6 @@ from posenc.frequencies.scalings.registry import (
     Llama3,
     LongRoPE,
     NTKByParts,
-    NTKByPartsV1,
     Proportional,
     YaRN,
 )
@@ -91,11 +90,6 @@ def test_llama3(case: Case):
     if "inv_freq_meta" in case.expected:
         inv_freq, _ = frequencies_of(case, scaling_of(Llama3, case))
         case.assert_close("inv_freq_meta", inv_freq)
-
-
-@pytest.mark.parametrize("case", cases("scaling_ntk_by_parts_yarnrepo"))
-def test_ntk_by_parts_first_version(case: Case):
-    assert_static(case, scaling_of(NTKByPartsV1, case))
 
 
 @pytest.mark.golden("dynamic_ntk")

@@ -18,7 +18,7 @@ from posenc.extend.options import Options
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.model_rotation import rotary_frequencies, settings_applied
 from posenc.hf.tune_config import TuneConfig
-from posenc.runtimes.known import RUNTIMES
+from posenc.runtimes.known import RUNTIMES, emulate
 from tests.doctor.judging import judge
 from tests.hf_models import (
     LENGTH,
@@ -73,6 +73,17 @@ def export_of(checkpoint, name):
     )
 
 
+def correct_runtimes(export):
+    """Return the names of the runtimes that know the model and compute the right rotation from the
+    folder."""
+    computed_by_name = emulate(export.recipe.config)
+    names = []
+    for name in RUNTIMES:
+        if computed_by_name[name].is_known and name not in export.recipe.misreadings:
+            names.append(name)
+    return tuple(names)
+
+
 def errors(config, named):
     return [f for f in judge(config, named) if f.severity == "E"] if named else []
 
@@ -83,10 +94,10 @@ def test_the_doctor_raises_no_error_for_the_runtimes_that_are_named_right(checkp
     if (kind, name) == ("phi3", "dynamic") or (name == "search" and kind in ("gpt_neox",)):
         pytest.skip("no config of this family can say so, or its head has other pairs")
     export = export_of(checkpoint, name)
-    assert "transformers-5" in export.correct_runtimes
-    assert errors(export.recipe.config, export.correct_runtimes) == []
+    assert "transformers-5" in correct_runtimes(export)
+    assert errors(export.recipe.config, correct_runtimes(export)) == []
     said = serving_page(export)
-    for runtime in export.correct_runtimes:
+    for runtime in correct_runtimes(export):
         assert re.search(rf"^\| {re.escape(runtime)} \|.*\| as meant \|$", said, re.M)
     for runtime, why in export.recipe.misreadings.items():
         assert why.removeprefix("refuses: ") in said.partition("## ")[0], runtime
@@ -95,7 +106,7 @@ def test_the_doctor_raises_no_error_for_the_runtimes_that_are_named_right(checkp
 def test_what_only_transformers_5_reads_is_an_error(checkpoint):
     """The planted case: the same settings in the newer dialect alone."""
     export = export_of(checkpoint, "yarn")
-    if "transformers-4" not in export.correct_runtimes:
+    if "transformers-4" not in correct_runtimes(export):
         pytest.skip("it does not read this family's yarn in any spelling")
     newer = {k: v for k, v in export.recipe.config.items() if k not in ("rope_theta",)}
     newer.pop("rope_scaling", None)
@@ -112,7 +123,7 @@ def test_most_methods_reach_every_runtime_of_a_llama_but_for_what_is_told(name, 
         "by-parts": {"llama.cpp"},
         "search": {"llama.cpp", "mlx-lm"},
     }[name]
-    assert set(ALL) - set(export.correct_runtimes) == missing
+    assert set(ALL) - set(correct_runtimes(export)) == missing
     said = serving_page(export)
     if "mlx-lm" in missing:
         assert "--for mlx-lm --fix --out NEW` (longrope with short = long, the temperature" in said

@@ -16,8 +16,7 @@ from posenc.extend.measure.evaluation import mean_loss_rise, short_windows
 from posenc.extend.measure.losses import LossReader
 from posenc.extend.measure.tasks import (
     COUNTRY_OF_CITY,
-    NUM_COMMON_WORDS,
-    PUZZLE_NAMES,
+    PUZZLE_RECIPES,
     TASKS,
     TaskGrid,
     TaskScore,
@@ -48,7 +47,7 @@ def text_of(ids: torch.Tensor) -> str:
     return bytes(ids[1:].tolist()).decode()
 
 
-@pytest.mark.parametrize("name", PUZZLE_NAMES)
+@pytest.mark.parametrize("name", PUZZLE_RECIPES)
 def test_a_prompt_has_the_length_and_ends_with_its_answer(name):
     prompts = grid(name, num_trials=3).make_prompts(name, TARGET, FILLER)
     assert len(prompts) == 15
@@ -70,17 +69,14 @@ def answer_of(name: str, text: str) -> str:
         lives = dict(re.findall(r"In (\w+) lives (\w+)\.", text))
         assert len(lives) == 4 and text.count(country) == 1 and country not in lives
         return next(who for city, who in lives.items() if COUNTRY_OF_CITY[city] == country)
-    if name == "variables":
-        holds: dict[str, str] = {}
-        for variable, said in re.findall(r"Let (\w+) = (\w+)\.", text):
-            holds[variable] = holds.get(said, said)
-        (asked,) = re.findall(r"stand for (\d+),", text)
-        found = [variable for variable, value in holds.items() if value == asked]
-        assert 0 < len(found) < len(holds)
-        return " ".join(found)
-    words = text.partition(" The ")[0].split()
-    counts = {word: words.count(word) for word in set(words)}
-    return " ".join(sorted(sorted(counts, key=lambda word: -counts[word])[:NUM_COMMON_WORDS]))
+    assert name == "variables"
+    holds: dict[str, str] = {}
+    for variable, said in re.findall(r"Let (\w+) = (\w+)\.", text):
+        holds[variable] = holds.get(said, said)
+    (asked,) = re.findall(r"stand for (\d+),", text)
+    found = [variable for variable, value in holds.items() if value == asked]
+    assert 0 < len(found) < len(holds)
+    return " ".join(found)
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
@@ -193,7 +189,7 @@ def test_names_of_tasks_are_read():
     assert parse_task_names(None) == ("passkey",)
     assert parse_task_names(["needle", "variables", "needle"]) == ("needle", "variables")
     assert set(parse_task_names(TASKS)) == set(TASKS)
-    assert parse_task_names(["common_words", "common-words"]) == ("common-words",)
+    assert parse_task_names(["needle_by_meaning", "needle-by-meaning"]) == ("needle-by-meaning",)
 
 
 def test_short_texts_are_the_same_before_and_after():
@@ -233,7 +229,7 @@ def test_programs_get_everything_as_json(tmp_path, call):
         "--task",
         "needle",
         "--task",
-        "common-words",
+        "variables",
         "--json",
         "--task-trials",
         1,
@@ -246,7 +242,7 @@ def test_programs_get_everything_as_json(tmp_path, call):
     assert found["trained_length"] == LENGTH
     assert set(found["measured"]) == {"none", "ntk", "window"}
     ntk = found["measured"]["ntk"]
-    assert [(t["task"], t["length"]) for t in ntk["tasks"]][-1] == ("common-words", TARGET)
+    assert [(t["task"], t["length"]) for t in ntk["tasks"]][-1] == ("variables", TARGET)
     assert len(ntk["tasks"][0]["by_depth"]) == 5
     assert ntk["short_text_rise"]["tokens"] > 0
     assert ntk["passkey"] == []

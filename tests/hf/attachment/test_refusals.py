@@ -51,6 +51,49 @@ def test_one_layer_past_the_interface():
     refused(model, r"has its model\.layers\.1\.self_attn outside its attention interface")
 
 
+@pytest.mark.parametrize("family", ["Swin", "Beit", "BeitShared"])
+@pytest.mark.parametrize("table_of_zeros", [True, False])
+def test_a_bias_that_comes_with_the_mask(family, table_of_zeros):
+    """A fresh table of zeros adds nothing to the mask: only trained, it would be found missing."""
+    if family == "Swin":
+        sizes = {"embed_dim": 16, "depths": [1, 1], "num_heads": [4, 4], "window_size": 2}
+        config = transformers.SwinConfig(image_size=16, patch_size=2, **sizes)
+        model = transformers.SwinModel(config)
+    else:
+        sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+        option = f"use_{'shared_' if family == 'BeitShared' else ''}relative_position_bias"
+        config = transformers.BeitConfig(image_size=16, patch_size=4, **sizes, **{option: True})
+        model = transformers.BeitModel(config)
+    tables = [p for name, p in model.named_parameters() if "position_bias_table" in name]
+    for table in tables:
+        nn.init.zeros_(table) if table_of_zeros else nn.init.normal_(table)
+    before = [table.clone() for table in tables]
+    example = {"pixel_values": torch.randn(1, 3, 16, 16)}
+    for model_positions in ("keep", "replace"):
+        refused(
+            model,
+            rf"^attach: the attention of {family[:4]}\w* cannot be replaced: attention_mask must "
+            "hold bools.*others are a bias, as Swin and BEiT add one",
+            example=example,
+            model_positions=model_positions,
+        )
+    assert tables and all(map(torch.equal, tables, before))
+
+
+def test_a_forward_that_fails_with_the_encoding_only():
+    model = build("llama")
+
+    class AskingNorm(nn.Module):
+        def forward(self, hidden_states):
+            if hasattr(model.model, "posenc_encoding"):
+                raise TypeError("unsupported operand")
+            return hidden_states
+
+    model.model.norm = AskingNorm()
+    said = r"^attach: LlamaForCausalLM fails with the encoding attached \(TypeError: unsupported"
+    refused(model, said, check=False)
+
+
 def test_positions_that_stay():
     model = build("llama")
 

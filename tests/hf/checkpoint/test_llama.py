@@ -85,6 +85,12 @@ def test_every_runtime_reads_the_base_of_the_config(tmp_path, call):
         (lambda: decoder(dataclasses.replace(CONFIG, final_norm=False)), "final_norm=True"),
         (lambda: decoder(dataclasses.replace(CONFIG, ffn_bias=True)), "ffn_bias=False"),
         (lambda: decoder(dataclasses.replace(CONFIG, activation="relu")), "activation='swiglu'"),
+        (lambda: decoder(dataclasses.replace(CONFIG, qk_norm=True)), "qk_norm=False only"),
+        (
+            lambda: decoder(dataclasses.replace(CONFIG, layer_windows=(8,) * 3)),
+            "layer_windows=None",
+        ),
+        (lambda: decoder(dataclasses.replace(CONFIG, output_bias=True)), "output_bias=True"),
     ],
 )
 def test_what_llama_cannot_express_is_refused_and_nothing_written(model, message, tmp_path):

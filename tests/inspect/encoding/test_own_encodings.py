@@ -14,7 +14,7 @@ from posenc import ModelShape
 from posenc.inspect.api import measure_all
 from posenc.inspect.command import _report_sys_exit
 from posenc.inspect.encoding.report import properties_in_words
-from posenc.report.terminal import print_table, stderr_console, stdout_console
+from posenc.report.terminal import rich_table, stderr_console, stdout_console
 from posenc.testing import CHECKS, VOIDING_FAILURES
 from tests.compare.plan.test_encodings import MINE
 from tests.encodings.base import planted
@@ -228,7 +228,8 @@ def test_a_name_is_not_turned_into_pictures(folder, capsys):
     names = "./my.py:B", "x:bug:y", ":cat: [b]"
     for console, where in ((stdout_console(140), "out"), (stderr_console(), "err")):
         console.print(*names, markup=False)
-        print_table(console, names, [names], title=escape(names[0]), name_column=names[0])
+        table = rich_table(names, [names], title=escape(names[0]), name_column=names[0])
+        console.print(table)
         said = getattr(capsys.readouterr(), where)
         assert all(said.count(name) >= 3 for name in names)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from posenc.runtimes.config_model import model_of
 from posenc.runtimes.families import RUNTIME_FILES, all_families
 from posenc.runtimes.known import RELEASES, RUNTIMES, emulate
 from posenc.runtimes.known.releases import facts_in_version, is_recorded, version_numbers
@@ -141,3 +142,45 @@ def test_what_5_15_changed_is_not_said_of_releases_before(family, scaling):
     runtime = RUNTIMES["transformers-5"]
     assert runtime(config, None, "5.14").known == "unknown"
     assert runtime(config, None, "5.15").known == "yes"
+
+
+@pytest.mark.parametrize("family", ["cohere2", "exaone4", "gemma3_text"])
+@pytest.mark.parametrize(
+    ("period", "error"),
+    [
+        ("LLLG", "TypeError"),
+        (None, "TypeError"),
+        (0, "ZeroDivisionError"),
+        (3, None),
+        (-3, None),
+        (True, None),
+    ],
+)
+def test_transformers_4_counts_kinds_of_layers_by_a_period(family, period, error):
+    """As building the models of transformers 4.57.3 did, which has no layer_types to read here."""
+    config = {
+        "model_type": family,
+        "num_hidden_layers": 7,
+        "sliding_window": 16,
+        "sliding_window_pattern": period,
+    }
+    got = RUNTIMES["transformers-4"](config, None)
+    if error:
+        assert error in got.error
+    else:
+        assert got.error is None
+        full = [i for i in range(7) if (i + 1) % period == 0]
+        kinds = model_of(config).layer_types
+        assert [i for i, kind in enumerate(kinds) if kind == "full_attention"] == full
+    listed = {**config, "layer_types": ["full_attention"] * 7}
+    assert RUNTIMES["transformers-4"](listed, None).error is None
+
+
+def test_exaone_4_without_a_window_needs_its_kinds_in_transformers_4():
+    """Its class counts by 0 then: ZeroDivisionError in 4.57.3, whatever the period is."""
+    config = {"model_type": "exaone4", "num_hidden_layers": 4, "sliding_window": None}
+    for period in (3, "LLLG"):
+        got = RUNTIMES["transformers-4"]({**config, "sliding_window_pattern": period}, None)
+        assert "ZeroDivisionError" in got.error
+    with_kinds = {**config, "layer_types": ["full_attention"] * 4}
+    assert RUNTIMES["transformers-4"](with_kinds, None).error is None

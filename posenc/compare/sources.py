@@ -1,4 +1,5 @@
-"""What a study says of its text."""
+"""Where a study comes from: what it keeps of the text that its trials were trained on, or of the
+table of losses that it was read from."""
 
 from dataclasses import dataclass, field
 
@@ -73,3 +74,26 @@ class CorpusInfo(Record):
             bits = getattr(self, name)
             if bits is not None and not 0 <= bits <= 8:
                 raise ValueError(f"{name} must be from 0 to 8 bits, got {bits:g}.")
+
+
+@dataclass(frozen=True)
+class GivenTable(Record):
+    """A table of losses that another program measured. Of its trials no more is known than it says:
+    fields of their TrialConfig that it lacks are 0 or "".
+
+    name: of its file, or "the table".
+    loss_unit: what its losses are, in words: "nats per token".
+    columns: those that it has, by posenc's names.
+    notes: sentences on how it was read.
+    num_sizes: sizes of models in it, of which the study has one.
+    """
+
+    name: str
+    loss_unit: str
+    columns: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    num_sizes: int = 1
+
+    def check(self) -> None:
+        for text in (self.name, self.loss_unit, *self.columns, *self.notes):
+            check_text_length("a text", text, MAX_ENTRIES)
