@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from posenc.command_line.errors import describe_os_error
 from posenc.command_line.options import require_choice
 from posenc.doctor import choose_interpreters, compare_files
-from posenc.doctor.command import Options
+from posenc.doctor.command import Options, actions_asked_for, check_options, ignored_codes
 from posenc.doctor.copy_report import (
     report_of_converted_copy,
     report_of_fixed_copy,
@@ -18,7 +18,6 @@ from posenc.doctor.copy_report import (
     report_of_scaled_adapter,
 )
 from posenc.doctor.misreadings import Case
-from posenc.doctor.option_checks import actions_asked_for, check_options, ignored_codes
 from posenc.doctor.report import (
     Judgement,
     report_of,

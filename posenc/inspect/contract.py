@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from posenc.command_line.errors import RunFailed
 from posenc.command_line.progress import replace_status_line
 from posenc.encodings import create
-from posenc.inspect.next_steps import section_on_training
-from posenc.report.report import Block, Report, Section, Table
+from posenc.report.report import Block, Report, Section, Table, section_on_training
 from posenc.report.terminal import print_line, stderr_console
 from posenc.testing import (
     VOIDING_FAILURES,

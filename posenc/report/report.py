@@ -11,6 +11,7 @@ import dataclasses
 import io
 import json
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -240,6 +241,17 @@ def section_of_next_steps(steps: Sequence[str | Code]) -> Section:
     """Return the section with which a report ends: what the user may do next, in sentences and
     commands."""
     return Section("", [Labelled("next", steps)])
+
+
+def section_on_training(names: Sequence[str]) -> Section:
+    """Return the section with the command that trains the encodings `names` and compares them, with
+    a baseline if there is only one."""
+    compared = list(names)
+    if len(compared) == 1:
+        baselines = ("rope", "alibi")
+        compared += [name for name in baselines if name not in compared][:1]
+    command = shlex.join(["posenc", "compare", *compared])
+    return section_of_next_steps(["Train on short text, test on long text:", Code(command)])
 
 
 def cell_text(value: Value) -> str:

@@ -10,7 +10,6 @@ from posenc.doctor.rules import (  # noqa: F401 - importing a file fills the tab
     gguf,
     impossible_numbers,
     layer_kinds,
-    layer_types,
     lengths,
     longer_texts,
     longrope,

@@ -15,8 +15,15 @@ from posenc.inspect.encoding.sentences import (
     limits_in_words,
     near_and_far_in_words,
 )
-from posenc.inspect.next_steps import section_on_training
-from posenc.report.report import Cell, Code, Heading, Report, Section, Table
+from posenc.report.report import (
+    Cell,
+    Code,
+    Heading,
+    Report,
+    Section,
+    Table,
+    section_on_training,
+)
 
 MAX_OWN_SECTIONS = 3
 """Up to this many encodings get their own sections; more share tables and curves, so that a page

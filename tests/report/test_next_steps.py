@@ -1,11 +1,10 @@
-"""What inspect proposes after an encoding."""
+"""What a report proposes after an encoding."""
 
 import shlex
 
 import pytest
 
-from posenc.inspect.next_steps import section_on_training
-from posenc.report.report import Report
+from posenc.report.report import Report, section_on_training
 from posenc.report.terminal import as_text
 
 
