@@ -5,11 +5,7 @@ from posenc import lazy
 __version__ = "0.1.0"
 
 _MODULE_OF_NAME = lazy.modules_by_stub_name(__file__)
-_MODULES = {
-    name: f"{where}.{name}"
-    for name, where in _MODULE_OF_NAME.items()
-    if where in ("posenc", "posenc.encodings")
-}
+_MODULES = {name: f"posenc.{name}" for name, where in _MODULE_OF_NAME.items() if where == "posenc"}
 """Modules imported on first use, so that `posenc.masks.causal` works after `import posenc`."""
 _PUBLIC = {name: where for name, where in _MODULE_OF_NAME.items() if name not in _MODULES}
 

@@ -15,7 +15,8 @@ import pytest
 import posenc
 from posenc.command_line.main import COMMANDS
 from posenc.encodings.registry import parse
-from posenc.testing import CHECKS, every_check, maker, verdicts
+from posenc.testing import CHECKS, maker, verdicts
+from posenc.testing.contract import every_check
 from tests.texts import prose
 
 ROOT = Path(__file__).parents[1]

@@ -26,6 +26,7 @@ def run(documented: object, name: str) -> doctest.TestResults:
     return doctest.DocTestRunner(verbose=False).run(test)
 
 
+@pytest.mark.quick(1000)  # each takes milliseconds, and teaches
 @pytest.mark.parametrize(
     "name",
     [

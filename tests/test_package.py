@@ -71,7 +71,7 @@ def test_completion_shows_public_names_only(where):
 
 def test_nothing_that_is_imported_for_itself_is_an_attribute():
     assert not hasattr(posenc, "Any")
-    for name in ("compare", "extend", "inspect", "testing", "registry"):
+    for name in ("compare", "extend", "inspect", "testing", "runtimes"):
         assert not hasattr(getattr(posenc, name), "attach"), name
 
 
@@ -103,7 +103,7 @@ def test_unknown_name_is_answered_with_the_nearest(name, hint):
     assert str(raised.value) == f"module 'posenc' has no attribute {name!r}. {hint}"
 
 
-@pytest.mark.parametrize("name", ["zzz", "run", "nosuch", "_private", "__wrapped__"])
+@pytest.mark.parametrize("name", ["zzz", "walk", "nosuch", "_private", "__wrapped__"])
 def test_unknown_name_without_a_likeness(name):
     with pytest.raises(AttributeError, match=f"^module 'posenc' has no attribute '{name}'$"):
         getattr(posenc, name)
@@ -135,6 +135,7 @@ LAZY = (
     "posenc.extend",
     "posenc.hf",
     "posenc.inspect",
+    "posenc.runtimes",
     "posenc.testing",
 )
 
@@ -157,8 +158,8 @@ def test_type_checkers_see_what_is_loaded(package: str):
                 assert getattr(offered, name) is listed[name] and name in offered.__all__
             continue
         assert alias.name == alias.asname, f"{alias.name}: `as` makes it public"
-        if node.module in ("posenc", "posenc.encodings"):
-            found = importlib.util.find_spec(f"{node.module}.{alias.name}")
+        if node.module == "posenc":
+            found = importlib.util.find_spec(f"posenc.{alias.name}")
             assert found is not None and alias.name in posenc._MODULES
             continue
         given = getattr(offered, alias.name)
@@ -196,7 +197,7 @@ def test_pyright_knows_the_classes(tmp_path):
 
 def test_submodules_that_documents_use():
     assert posenc.masks.causal.causal
-    assert "rope" in posenc.registry.names()
+    assert "rope" in posenc.names()
 
 
 def test_package_is_typed():

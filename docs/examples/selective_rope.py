@@ -7,9 +7,8 @@ from jaxtyping import Float, Real, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encodings.base import Claims, PositionEncoding
+from posenc import Claims, PositionEncoding, Tokens
 from posenc.encodings.base.position_encoding import QueriesKeys, check_head_dim
-from posenc.encodings.base.term import Tokens
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.numerics.tensor_views import repeat_kv_heads
 from posenc.encodings.queries_keys.rotate import rotate

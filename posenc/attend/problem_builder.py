@@ -24,8 +24,9 @@ from posenc.encodings.base.check_inputs import validated_positions
 from posenc.encodings.base.position_encoding import PositionEncoding, QueriesKeys
 from posenc.encodings.numerics.precision import without_autocast
 from posenc.encodings.numerics.tensor_views import repeat_kv_heads
-from posenc.masks import Mask, bind_to_memory_order, check_documents, check_mask
-from posenc.masks.mask import PADDING_NAME
+from posenc.masks import Mask
+from posenc.masks.mask import PADDING_NAME, check_mask
+from posenc.masks.packed_documents import bind_to_memory_order, check_documents
 from posenc.positions import offset_of_first_query, repeated_position
 
 _CALLER = "attention"

@@ -2,7 +2,7 @@
 
 >>> tune = posenc.extend.TuneConfig(steps=400, lora_rank=8)
 >>> options = posenc.extend.Options(windows=16, tune=tune)
->>> options.tune.rate(parameters=7_000_000_000)  # the learning rate of a model of this size
+>>> options.tune.rate(num_parameters=7_000_000_000)  # the learning rate of a model of this size
 2e-05
 """
 

@@ -23,18 +23,14 @@ from posenc.masks.kinds import (
     sliding_window,
     windows,
 )
-from posenc.masks.mask import CapturedTensor, Mask, QueryKeyPairs, check_mask
-from posenc.masks.packed_documents import bind_to_memory_order, check_documents
+from posenc.masks.mask import CapturedTensor, Mask, QueryKeyPairs
 
 __all__ = [
     "CapturedTensor",
     "Mask",
     "QueryKeyPairs",
     "attention_sinks",
-    "bind_to_memory_order",
     "causal",
-    "check_documents",
-    "check_mask",
     "chunked",
     "document",
     "full",

@@ -21,7 +21,8 @@ from posenc.encodings import (
     require_encoding,
     validated_embedding_positions,
 )
-from posenc.masks import Mask, check_mask, sliding_window
+from posenc.masks import Mask, sliding_window
+from posenc.masks.mask import check_mask
 from posenc.models.config import GATED_ACTIVATIONS, DecoderConfig
 from posenc.positions import Positions, as_tensor, consecutive_positions, positions_from_mask
 

@@ -1,21 +1,12 @@
 """Emulate what each runtime computes from a checkpoint's position settings; read and write configs.
 
 known/ computes by recorded facts, ask/ asks an installed runtime, files/ reads checkpoints, and
-writers/ and weights/ change them. Nothing here loads torch or transformers. A config takes
-milliseconds.
+writers/ changes them. Nothing here loads torch or transformers. A config takes milliseconds.
+
+>>> posenc.runtimes.frequencies({"model_type": "llama", "head_dim": 4})["kinds"][0]["inv_freq"]
+[1.0, 0.01]
 """
 
-from collections.abc import Mapping
-from typing import Any
+from posenc.lazy import package_hooks as _package_hooks
 
-
-def frequencies(config: Mapping[str, Any], length: int | None = None) -> dict[str, Any]:
-    """Return the rotation that a config.json's dict means, for other code to compare with.
-
-    The dict has `kinds`, one dict for each kind of layer: kind, layout ("half-split" or
-    "interleaved"), inv_freq (radians per token, one a pair), multiplier (of cos and sin) and more,
-    see `conformance.frequencies`. length: tokens of the text, for types that change with it.
-    """
-    from posenc.runtimes import conformance
-
-    return conformance.frequencies(config, length)
+__getattr__, __dir__, __all__ = _package_hooks(__name__, __file__)

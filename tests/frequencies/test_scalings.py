@@ -5,6 +5,7 @@ from dataclasses import fields
 import pytest
 
 import posenc
+from posenc.encodings import entry
 from posenc.extend.methods import METHODS
 from posenc.frequencies.scalings import registry
 from posenc.frequencies.scalings.lookup import ROPE_TYPES, SCALINGS
@@ -28,7 +29,7 @@ def test_every_scaling_has_a_source_and_is_found_by_its_name(name: str):
     assert scaling.name == name
     assert scaling.source
     if scaling.encoding is not None:
-        assert posenc.registry.entry(scaling.encoding.name).defaults["scaling"] == name
+        assert entry(scaling.encoding.name).defaults["scaling"] == name
 
 
 def test_no_two_scalings_have_one_name():

@@ -10,6 +10,8 @@ import pytest
 import posenc
 from posenc import testing
 from posenc.encodings import names
+from posenc.testing.claims import note_on_missing_source
+from posenc.testing.contract import every_check
 from posenc.testing.harness import SHAPE
 from tests.encodings.base.planted import ClaimsByANumber, NamesNoPaper, NeedsAMask, Rotary
 
@@ -55,7 +57,7 @@ def test_a_suite_has_a_case_for_each_encoding_and_check():
     suite = testing.test_contract(Rotary, "alibi", harmless=["bias_max"])
     (encodings, checks) = (mark.args for mark in suite.pytestmark)  # type: ignore[attr-defined]
     assert list(encodings[1]) == ["Rotary", "alibi"]
-    assert list(checks[1]) == list(testing.every_check())
+    assert list(checks[1]) == list(every_check())
     suite("alibi", "no_option_is_ignored")
     with pytest.raises(AssertionError):
         testing.test_contract(ClaimsByANumber)("ClaimsByANumber", "claims_have_their_types")
@@ -64,14 +66,12 @@ def test_a_suite_has_a_case_for_each_encoding_and_check():
 def test_words_are_noted_and_not_judged():
     suite = testing.test_contract(NamesNoPaper)
     suite("NamesNoPaper", "claims_have_their_types")
-    assert (
-        testing.note_on_missing_source(NamesNoPaper(4)) == "claims.source names no paper and year"
-    )
+    assert note_on_missing_source(NamesNoPaper(4)) == "claims.source names no paper and year"
 
 
 @pytest.mark.parametrize("name", names())
 def test_each_encoding_of_posenc_names_its_source(name):
-    assert testing.note_on_missing_source(posenc.create(name, SHAPE)) is None
+    assert note_on_missing_source(posenc.create(name, SHAPE)) is None
 
 
 @pytest.mark.parametrize("wrong", [dict, 3, posenc.ALiBi(4)])

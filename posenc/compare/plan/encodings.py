@@ -35,8 +35,8 @@ from posenc.encodings import (
     with_importable_classes,
     with_relative_paths,
 )
-from posenc.testing import CHECKS, VOIDING_FAILURES, maker, verdicts
-from posenc.testing.contract import in_both_modes
+from posenc.testing import CHECKS, maker, verdicts
+from posenc.testing.contract import VOIDING_FAILURES, in_both_modes
 from posenc.testing.harness import (
     SHAPE,
     Make,

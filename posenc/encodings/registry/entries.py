@@ -38,7 +38,7 @@ def _entries_of_scalings() -> dict[str, Entry]:
 
 
 _ENTRIES: dict[str, Entry] = {
-    "nope": Entry("posenc.encodings.base:PositionEncoding", "reference"),
+    "nope": Entry("posenc.encodings.base.position_encoding:PositionEncoding", "reference"),
     "sinusoidal": Entry("posenc.encodings.embeddings.sinusoidal:Sinusoidal", "golden"),
     "sinusoidal_concatenated": Entry(
         "posenc.encodings.embeddings.sinusoidal:Sinusoidal", "golden", {"order": "concatenated"}

@@ -19,7 +19,8 @@ from posenc.compare.results import Study, with_labels
 from posenc.encodings import hash_of_user_code
 from posenc.encodings.registry import lookup
 from posenc.report.html_page import page_of
-from posenc.testing import CHECKS, VOIDING_FAILURES, maker
+from posenc.testing import CHECKS, maker
+from posenc.testing.contract import VOIDING_FAILURES
 from tests.compare.engines.test_run_trials import Log, run_here_in, trial
 from tests.encodings.base import planted
 from tests.texts import prose

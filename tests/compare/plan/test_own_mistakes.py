@@ -10,7 +10,8 @@ import posenc
 from posenc.compare.plan.encodings import find_contract_failures, read_encodings
 from posenc.compare.trial import task_of_trial
 from posenc.encodings import ModelShape, create
-from posenc.testing import CHECKS, VOIDING_FAILURES, maker, verdicts
+from posenc.testing import CHECKS, maker, verdicts
+from posenc.testing.contract import VOIDING_FAILURES
 from posenc.testing.harness import SHAPE
 from tests.compare.test_tasks import planned as of_options
 

@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posenc import ModelShape, names
-from posenc.testing import CHECKS, every_check, maker
+from posenc.testing import CHECKS, maker
 from posenc.testing.contract import (
     assert_compiles_without_recompiling_per_length,
     assert_exports_with_any_length,
+    every_check,
 )
 from posenc.testing.numerics import check_precision
 from tests.compilers import needs_whole_graphs

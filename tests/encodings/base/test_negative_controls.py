@@ -14,7 +14,8 @@ from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.frequencies.scalings import yarn
 from posenc.frequencies.scalings.registry import Linear
-from posenc.testing import CHECKS, every_check, maker, verdicts
+from posenc.testing import CHECKS, maker, verdicts
+from posenc.testing.contract import every_check
 from tests import test_masks
 from tests.encodings.base import planted
 from tests.encodings.queries_keys import test_rope, test_rope_scaling

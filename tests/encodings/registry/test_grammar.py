@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from posenc import ModelShape, create
 from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.registry import SpecError, encoding_class, parse
-from posenc.encodings.registry.grammar import Option, Part, Spec
+from posenc.encodings.registry import encoding_class, parse
+from posenc.encodings.registry.grammar import Option, Part, Spec, SpecError
 from posenc.encodings.scores.alibi import ALiBi
 
 SHAPE = ModelShape(64, 4, train_length=32)

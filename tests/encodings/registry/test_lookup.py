@@ -11,7 +11,8 @@ import pytest
 
 import posenc
 from posenc import ALiBi, ModelShape, PositionEncoding, create, names
-from posenc.encodings.registry import entry, lines_on_unusable_names, lookup, register
+from posenc.encodings.registry import entry, lookup, register
+from posenc.encodings.registry.lookup import lines_on_unusable_names
 
 SHAPE = ModelShape(64, 2, train_length=32)
 
@@ -163,7 +164,7 @@ def test_a_real_package_is_found_in_a_new_process(tmp_path):
     code = textwrap.dedent("""
         import sys, posenc
         assert "torch" not in sys.modules
-        posenc.names(), posenc.encodings.registry.lines_on_unusable_names()
+        posenc.names(), posenc.encodings.lines_on_unusable_names()
         assert "theirs" not in sys.modules, "a name needs no import"
         print(type(posenc.create("theirs", posenc.ModelShape(64, 2))).__module__)
         from posenc.command_line import main as cli

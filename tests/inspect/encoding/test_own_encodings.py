@@ -15,7 +15,8 @@ from posenc.inspect.api import measure_all
 from posenc.inspect.command import _report_sys_exit
 from posenc.inspect.encoding.report import properties_in_words
 from posenc.report.terminal import rich_table, stderr_console, stdout_console
-from posenc.testing import CHECKS, VOIDING_FAILURES
+from posenc.testing import CHECKS
+from posenc.testing.contract import VOIDING_FAILURES
 from tests.compare.plan.test_encodings import MINE
 from tests.encodings.base import planted
 

@@ -1,0 +1,1 @@
+from posenc.runtimes.conformance import frequencies as frequencies
