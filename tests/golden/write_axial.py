@@ -1,8 +1,10 @@
-"""Write the golden values of rotations over several axes, by the code in diffusers.
+"""Write the golden values of rotations over several axes, by the code in diffusers and
+transformers, and by RoPE-ViT's authors.
 
-    python tests/golden/write_axial.py
+    PYTHONPATH=rope-vit/self-attn python tests/golden/write_axial.py
 
-in an environment with diffusers and torch; neither posenc nor its tests import this file.
+in an environment with diffusers, transformers and torch, with a clone of
+github.com/naver-ai/rope-vit; neither posenc nor its tests import this file.
 """
 
 import json
@@ -10,6 +12,7 @@ import types
 from importlib.metadata import version
 from unittest import mock
 
+import rope_self_attn
 import torch
 from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.transformers import (
@@ -20,8 +23,12 @@ from diffusers.models.transformers import (
     transformer_wan,
 )
 from recording import case, write
+from transformers import DINOv3ViTConfig, PixtralVisionConfig
+from transformers.models.dinov3_vit import modeling_dinov3_vit
+from transformers.models.pixtral import modeling_pixtral
 
 HEADS = 1
+ROPE_VIT_COMMIT = "ce85c2e56c5ff3aadc10e1a849872081f7b86293"
 
 
 def inner_function(outer, name):
@@ -109,6 +116,88 @@ def ltx(sizes, width, scale):
     return rotation(params, sizes[0] * sizes[1] * sizes[2], width, rotate)
 
 
+def dinov3(sizes, head_dim, num_prefix):
+    config = DINOv3ViTConfig(
+        hidden_size=head_dim,
+        num_attention_heads=1,
+        image_size=sizes,
+        patch_size=1,
+        rope_theta=100.0,
+    )
+    rope = modeling_dinov3_vit.DINOv3ViTRopePositionEmbedding(config).eval()
+    tables = rope(torch.zeros(1, 3, *sizes))
+    params = {"sizes": sizes, "head_dim": head_dim, "prefix": num_prefix}
+    return rotation(
+        params,
+        num_prefix + sizes[0] * sizes[1],
+        head_dim,
+        lambda x: modeling_dinov3_vit.apply_rotary_pos_emb(x, x, *tables)[0],
+    )
+
+
+def pixtral(sizes, head_dim):
+    config = PixtralVisionConfig(
+        hidden_size=head_dim, num_attention_heads=1, image_size=8, patch_size=1
+    )
+    rope = modeling_pixtral.PixtralVisionRotaryEmbedding(config)
+    cells = torch.cartesian_prod(*map(torch.arange, sizes))
+    tables = rope(torch.zeros(1), cells.T[None])
+    return rotation(
+        {"sizes": sizes, "head_dim": head_dim},
+        len(cells),
+        head_dim,
+        lambda x: modeling_pixtral.apply_rotary_pos_emb(x, x, *tables)[0],
+    )
+
+
+def rope_vit(sizes, head_dim):
+    factors = rope_self_attn.compute_axial_cis(head_dim, end_x=sizes[1], end_y=sizes[0])
+    return rotation(
+        {"sizes": sizes, "head_dim": head_dim},
+        sizes[0] * sizes[1],
+        head_dim,
+        lambda x: rope_self_attn.apply_rotary_emb(x, x, factors)[0],
+    )
+
+
+def rope_mixed(sizes, head_dim, heads):
+    """As `rotation`, with the gradient of the frequencies, whose x (column) comes first, too."""
+    torch.manual_seed(0)
+    length = sizes[0] * sizes[1]
+    freqs = rope_self_attn.init_2d_freqs(head_dim, heads).flatten(1).requires_grad_()
+    x = torch.randn(1, heads, length, head_dim, requires_grad=True)
+    cotangent = torch.randn(x.shape)
+    columns_and_rows = rope_self_attn.init_t_xy(sizes[1], sizes[0])
+    factors = rope_self_attn.compute_mixed_cis(freqs, *columns_and_rows, heads)
+    out, _ = rope_self_attn.apply_rotary_emb(x, x, factors)
+    of_x, of_freqs = torch.autograd.grad((out * cotangent).sum(), (x, freqs))
+    inputs = {"x": x.detach(), "freqs": freqs.detach(), "cotangent": cotangent}
+    expected = {"out": out.detach(), "gradient": of_x, "gradient of freqs": of_freqs}
+    return case({"sizes": sizes, "head_dim": head_dim, "heads": heads}, inputs, expected)
+
+
+TRANSFORMERS = {
+    "axial_dinov3": (
+        "dinov3_vit/modeling_dinov3_vit.py",
+        "DINOv3ViTRopePositionEmbedding (eval) + apply_rotary_pos_emb",
+        lambda: [dinov3([2, 3], 8, 1), dinov3([3, 2], 64, 5)],
+    ),
+    "axial_pixtral": (
+        "pixtral/modeling_pixtral.py",
+        "PixtralVisionRotaryEmbedding + apply_rotary_pos_emb",
+        lambda: [pixtral([2, 3], 8), pixtral([3, 1], 64)],
+    ),
+}
+ROPE_VIT = {
+    "axial_rope_vit": (
+        "compute_axial_cis + apply_rotary_emb",
+        lambda: [rope_vit([2, 3], 8), rope_vit([3, 1], 64)],
+    ),
+    "mixed_rope_vit": (
+        "init_2d_freqs + compute_mixed_cis + apply_rotary_emb",
+        lambda: [rope_mixed([2, 3], 8, 2), rope_mixed([3, 1], 16, 3)],
+    ),
+}
 FILES = {
     "axial_wan": (
         "transformer_wan.py",
@@ -142,6 +231,9 @@ FILES = {
 }
 
 
+NOTES = "x (1, heads, len, head_dim); gradient: of (out * cotangent).sum() by x."
+
+
 def main():
     for method, (file, function, make) in FILES.items():
         source = {
@@ -151,8 +243,25 @@ def main():
             "function": function,
             "written by": "tests/golden/write_axial.py",
         }
-        notes = "x (1, heads, len, head_dim); gradient: of (out * cotangent).sum() by x."
-        write(method, source, notes, make())
+        write(method, source, NOTES, make())
+    for method, (file, function, make) in TRANSFORMERS.items():
+        source = {
+            "repo": "huggingface/transformers",
+            "path": f"src/transformers/models/{file}",
+            "version": f"transformers {version('transformers')}, torch {version('torch')}",
+            "function": function,
+            "written by": "tests/golden/write_axial.py",
+        }
+        write(method, source, NOTES, make())
+    for method, (function, make) in ROPE_VIT.items():
+        source = {
+            "repo": "naver-ai/rope-vit",
+            "path": "self-attn/rope_self_attn.py",
+            "commit": ROPE_VIT_COMMIT,
+            "function": function,
+            "written by": "tests/golden/write_axial.py",
+        }
+        write(method, source, NOTES, make())
 
 
 if __name__ == "__main__":

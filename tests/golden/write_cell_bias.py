@@ -111,7 +111,7 @@ def shifted_windows(height, width, window, shift, heads=2, head_dim=4):
     )
     bias_module = modeling_swin.SwinRelativePositionBias(heads, (window, window))
     nn.init.normal_(bias_module.relative_position_bias_table)
-    q, k, v = torch.randn(3, 1, height, width, heads * head_dim).unbind(0)
+    q, k, v = torch.randn(3, 1, height, width, heads * head_dim, requires_grad=True).unbind(0)
 
     def into_windows(cells):
         """(windows, heads, cells, head_dim)"""
@@ -129,8 +129,14 @@ def shifted_windows(height, width, window, shift, heads=2, head_dim=4):
     out = modeling_swin.window_reverse(out, window, height, width)
     out = layer.cyclic_shift(out, reverse=True)
     params = {"height": height, "width": width, "window": window, "shift": shift, "heads": heads}
-    inputs = {"q": q, "k": k, "v": v, "table": bias_module.relative_position_bias_table.detach()}
-    return case(params, inputs, {"out": out.detach()})
+    cotangent = torch.randn(out.shape)
+    weights = {"q": q, "k": k, "v": v, "table": bias_module.relative_position_bias_table}
+    gradients = torch.autograd.grad((out * cotangent).sum(), list(weights.values()))
+    inputs = {name: weight.detach() for name, weight in weights.items()}
+    expected = {"out": out.detach()}
+    for name, gradient in zip(weights, gradients, strict=True):
+        expected[f"gradient of {name}"] = gradient
+    return case(params, inputs | {"cotangent": cotangent}, expected)
 
 
 def main():

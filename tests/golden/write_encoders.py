@@ -95,12 +95,16 @@ def moonshine():
     rope = modeling_moonshine.MoonshineRotaryEmbedding(config)
     q, k = torch.randn(2, 1, 2, 5, 32).unbind(0)
     positions = torch.tensor([0, 1, 2, 7, 30])
+    cotangent = torch.randn(q.shape)
+    q.requires_grad_()
     turned = modeling_moonshine.apply_rotary_pos_emb(q, k, *rope(q, positions[None]))
+    (gradient,) = torch.autograd.grad((turned[0] * cotangent).sum(), q)
     kept = ("model_type", "hidden_size", "num_attention_heads", "encoder_num_attention_heads")
     values = {name: getattr(config, name) for name in (*kept, "max_position_embeddings")}
     values["rope_parameters"] = config.rope_parameters
-    inputs = {"q": q, "k": k, "positions": positions}
-    return case({"config": values}, inputs, dict(zip(("q", "k"), turned, strict=True)))
+    inputs = {"q": q.detach(), "k": k, "positions": positions, "cotangent": cotangent}
+    expected = {"q": turned[0].detach(), "k": turned[1], "gradient of q": gradient}
+    return case({"config": values}, inputs, expected)
 
 
 def falcon(length, heads, head_dim):
@@ -122,10 +126,23 @@ def falcon(length, heads, head_dim):
         torch.ones(1, length, dtype=torch.long), heads, torch.float32
     )
     hidden = torch.full((length, length), torch.finfo(torch.float32).min).triu(1)[None, None]
+    split_of_attention = attend._split_heads
+    vectors = []
+
+    def split_and_keep(fused):
+        vectors.extend(split_of_attention(fused))
+        return vectors[:3]
+
+    attend._split_heads = split_and_keep
     _, weights = attend(x, alibi, hidden, output_attentions=True)
-    q, k, _ = attend._split_heads(attend.query_key_value(x))
+    q, k, _ = vectors
+    cotangent = torch.randn(weights.shape)
+    of_q, of_k = torch.autograd.grad((weights * cotangent).sum(), (q, k))
     inputs = {"q": q.transpose(1, 2).detach(), "k": k.transpose(1, 2).detach()}
-    return case({"heads": heads, "head_dim": head_dim}, inputs, {"weights": weights.detach()})
+    expected = {"weights": weights.detach()}
+    expected |= {"gradient of q": of_q.transpose(1, 2), "gradient of k": of_k.transpose(1, 2)}
+    params = {"heads": heads, "head_dim": head_dim}
+    return case(params, inputs | {"cotangent": cotangent}, expected)
 
 
 def mpnet(length, heads):
@@ -137,8 +154,11 @@ def mpnet(length, heads):
     x = torch.zeros(1, length, 8 * heads)
     bias = encoder.compute_position_bias(x)[0, :, [0, length // 2, length - 1]]
     rows = torch.tensor([0, length // 2, length - 1])
-    inputs = {"table": table.detach(), "query positions": rows}
-    return case({"length": length, "heads": heads}, inputs, {"bias": bias.detach()})
+    cotangent = torch.randn(bias.shape)
+    (gradient,) = torch.autograd.grad((bias * cotangent).sum(), table)
+    inputs = {"table": table.detach(), "query positions": rows, "cotangent": cotangent}
+    expected = {"bias": bias.detach(), "gradient of table": gradient}
+    return case({"length": length, "heads": heads}, inputs, expected)
 
 
 def main():

@@ -24,7 +24,7 @@ def attention(cls, **options):
     with torch.no_grad():
         for parameter in attend.parameters():
             parameter.normal_(std=0.5)
-    x = torch.randn(1, PREFIX + HEIGHT * WIDTH, DIM)
+    x = torch.randn(1, PREFIX + HEIGHT * WIDTH, DIM, requires_grad=True)
     rope = RotaryEmbeddingDinoV3(DIM // HEADS, temperature=100.0, rotate_half=True)
     out = attend(x, rope=rope.eval().get_embed([HEIGHT, WIDTH]))
     params = {
@@ -35,7 +35,10 @@ def attention(cls, **options):
         "width": WIDTH,
         "n_prefix": PREFIX,
     }
-    return case(params, {"x": x, **attend.state_dict()}, {"out": out.detach()})
+    cotangent = torch.randn(out.shape)
+    (gradient,) = torch.autograd.grad((out * cotangent).sum(), x)
+    inputs = {"x": x.detach(), "cotangent": cotangent, **attend.state_dict()}
+    return case(params, inputs, {"out": out.detach(), "gradient": gradient})
 
 
 def main():

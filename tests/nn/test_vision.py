@@ -138,13 +138,14 @@ class Rotating(nn.Module):
 def test_a_rotation_of_the_model_gives_way_to_the_encoding(case: Case):
     """Eva's attention, with biases of its own or three layers, and one with fewer key heads."""
     p, weights = case.params, dict(case.inputs)
-    x = weights.pop("x")
+    x, cotangent = weights.pop("x").requires_grad_(), weights.pop("cotangent")
     model = Vit(lambda: Rotating(p, weights), p["height"], p["width"], p["n_prefix"]).eval()
     names = list(model.state_dict())
     attach_to_vit(model, posenc.AxialRoPE.dinov3(p["dim"] // p["num_heads"]))
     assert list(model.state_dict()) == names
     out = model.blocks[0].attn(x, rope=torch.zeros(6, 16))
     case.assert_close("out", out)
+    case.assert_close("gradient", *torch.autograd.grad((out * cotangent).sum(), x))
     attach_to_vit(model, None)
     assert (model.blocks[0].attn(x) - case.expected["out"]).abs().max() > 0.01
 

@@ -5,12 +5,12 @@ import torch
 
 import posenc
 from posenc import AxialRoPE
-from posenc.positions import grid
+from posenc.positions import grid, normalized_grid
 from posenc.testing import CHECKS
 from tests.golden_values import Case, cases
 
 
-def assert_rotates(case: Case, rope: AxialRoPE, positions: torch.Tensor) -> None:
+def assert_rotates(case: Case, rope: AxialRoPE | posenc.MixedRoPE, positions: torch.Tensor) -> None:
     """The rotated vectors and the gradient are those of the authors' code."""
     x = case.inputs["x"].requires_grad_()
     out, _ = rope(x, x, positions)
@@ -57,6 +57,37 @@ def test_ltx(case: Case):
     fractions = grid(*case.params["sizes"]) * scale / whole
     assert rope.claims.coordinates == "normalized"
     assert_rotates(case, rope, 2 * fractions - 1)
+
+
+@pytest.mark.parametrize("case", cases("axial_dinov3"))
+def test_dinov3(case: Case):
+    rope = AxialRoPE.dinov3(case.params["head_dim"])
+    cells = normalized_grid(*case.params["sizes"], class_tokens=case.params["prefix"])
+    assert_rotates(case, rope, cells)
+
+
+@pytest.mark.parametrize("case", cases("axial_pixtral"))
+def test_pixtral(case: Case):
+    assert_rotates(case, AxialRoPE.pixtral(case.params["head_dim"]), grid(*case.params["sizes"]))
+
+
+@pytest.mark.parametrize("case", cases("axial_rope_vit"))
+def test_rope_vit(case: Case):
+    assert_rotates(case, AxialRoPE.rope_vit(case.params["head_dim"]), grid(*case.params["sizes"]))
+
+
+@pytest.mark.golden("mixed_rope")
+@pytest.mark.parametrize("case", cases("mixed_rope_vit"))
+def test_rope_mixed(case: Case):
+    heads = case.params["heads"]
+    rope = posenc.MixedRoPE(case.params["head_dim"], heads)
+    with torch.no_grad():
+        rope.weight.copy_(case.inputs["freqs"].unflatten(1, (heads, -1)).flip(0))
+    cells = grid(*case.params["sizes"])
+    assert_rotates(case, rope, cells)
+    out, _ = rope(case.inputs["x"], case.inputs["x"], cells)
+    (gradient,) = torch.autograd.grad((out * case.inputs["cotangent"]).sum(), rope.weight)
+    case.assert_close("gradient of freqs", gradient.flip(0).flatten(1))
 
 
 def test_two_equal_axes_are_the_default():

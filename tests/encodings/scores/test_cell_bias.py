@@ -80,9 +80,9 @@ def test_attention_in_shifted_windows(case: Case):
     height, width, window, shift, heads = case.params.values()
     swin = with_table(RelativeBias2D(heads, window, window), case.inputs["table"])
     positions = (grid(height, width) - shift) % window
+    leaves = {name: case.inputs[name].requires_grad_() for name in ("q", "k", "v")}
     q, k, v = (
-        case.inputs[name].flatten(1, 2).unflatten(-1, (heads, -1)).transpose(1, 2)
-        for name in ("q", "k", "v")
+        leaf.flatten(1, 2).unflatten(-1, (heads, -1)).transpose(1, 2) for leaf in leaves.values()
     )
     out = posenc.attention(
         q,
@@ -95,6 +95,11 @@ def test_attention_in_shifted_windows(case: Case):
     )
     out = out.transpose(1, 2).flatten(2).unflatten(1, (height, width))
     case.assert_close("out", out)
+    leaves["table"] = swin.weight
+    product = (out * case.inputs["cotangent"]).sum()
+    gradients = torch.autograd.grad(product, list(leaves.values()))
+    for name, gradient in zip(leaves, gradients, strict=True):
+        case.assert_close(f"gradient of {name}", gradient)
 
 
 def test_a_pair_with_a_class_token_has_no_bias_without_rows_for_it():

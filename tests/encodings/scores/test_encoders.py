@@ -96,9 +96,12 @@ def test_whisper(case: Case):
 def test_moonshine(case: Case):
     rope = RoPE.from_config(case.params["config"])
     assert 0 < rope.rotary_dim < rope.head_dim and rope.interleaved
-    q, k = rope(case.inputs["q"], case.inputs["k"], case.inputs["positions"])
+    leaf = case.inputs["q"].requires_grad_()
+    q, k = rope(leaf, case.inputs["k"], case.inputs["positions"])
     case.assert_close("q", q)
     case.assert_close("k", k)
+    (gradient,) = torch.autograd.grad((q * case.inputs["cotangent"]).sum(), leaf)
+    case.assert_close("gradient of q", gradient)
 
 
 class FalconALiBi(ALiBi):
@@ -111,11 +114,14 @@ class FalconALiBi(ALiBi):
 @pytest.mark.parametrize("case", cases("alibi_falcon"))
 def test_falcon(case: Case):
     heads = case.params["heads"]
-    q, k = case.inputs["q"], case.inputs["k"]
+    q, k = case.inputs["q"].requires_grad_(), case.inputs["k"].requires_grad_()
     positions = torch.arange(q.shape[2])
     where = {"q_positions": positions, "kv_positions": positions, "mask": posenc.masks.causal}
     weights = posenc.attention_weights(q, k, FalconALiBi(heads), **where)
     case.assert_close("weights", weights)
+    of_q, of_k = torch.autograd.grad((weights * case.inputs["cotangent"]).sum(), (q, k))
+    case.assert_close("gradient of q", of_q)
+    case.assert_close("gradient of k", of_k)
     weights = posenc.attention_weights(q, k, ALiBi(heads), **where)
     assert (weights - case.expected["weights"]).abs().max() > 0.05
 
@@ -126,4 +132,7 @@ def test_mpnet(case: Case):
     mpnet = T5Bias(heads, bidirectional=True)
     with torch.no_grad():
         mpnet.weight.copy_(case.inputs["table"])
-    case.assert_close("bias", mpnet(case.inputs["query positions"], torch.arange(length)))
+    bias = mpnet(case.inputs["query positions"], torch.arange(length))
+    case.assert_close("bias", bias)
+    (gradient,) = torch.autograd.grad((bias * case.inputs["cotangent"]).sum(), mpnet.weight)
+    case.assert_close("gradient of table", gradient)
