@@ -185,7 +185,7 @@ TRANSFORMERS = {
     "axial_pixtral": (
         "pixtral/modeling_pixtral.py",
         "PixtralVisionRotaryEmbedding + apply_rotary_pos_emb",
-        lambda: [pixtral([2, 3], 8), pixtral([3, 1], 64)],
+        lambda: [pixtral([2, 3], 8), pixtral([3, 2], 64)],
     ),
 }
 ROPE_VIT = {
