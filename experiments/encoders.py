@@ -74,6 +74,15 @@ def models_of_transformers() -> dict[str, tuple[Callable[[], Any], Inputs]]:
     for name, options in pictures.items():
         models[name] = lambda n=name, o=options: of_config(n, **SIZES, **PICTURE, **o), picture
     models["Siglip2Vision"] = lambda: of_config("Siglip2Vision", **SIZES, **of_patches), patches
+    headless = {"vision_use_head": False}
+    models["SiglipVision, vision_use_head=False"] = (
+        lambda: of_config("SiglipVision", **SIZES, **PICTURE, **headless),
+        picture,
+    )
+    models["Siglip2Vision, vision_use_head=False"] = (
+        lambda: of_config("Siglip2Vision", **SIZES, **of_patches, **headless),
+        patches,
+    )
     for name in ("Swin", "Swinv2"):
         models[name] = lambda n=name: of_config(n, **swin), picture
     frames = {"num_frames": 4, "tubelet_size": 2}
