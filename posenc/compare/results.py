@@ -41,12 +41,14 @@ A result of posenc 0.1 or earlier has no `far` and no `readings`: its rows are "
  "recommendation": "Use rope: ...", "limits": "Two seeds, ..."}
 """
 
+import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from posenc.compare.scores import CaseScore, FarScore, LengthScore, PositionScore, Reading
 from posenc.compare.sources import CorpusInfo, GivenTable
@@ -60,6 +62,11 @@ from posenc.files.sealed_json import (
 )
 
 FORMAT = "posenc study 2"
+MAX_STUDY_BYTES = 1 << 30
+"""Bytes of the largest study.json that is read: chosen. One of 2,000 trials has 150 MB."""
+
+Rest = ParamSpec("Rest")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -343,6 +350,24 @@ class OtherFormat(ValueError):
     """The study was written by another version of posenc."""
 
 
+def kept_by_study(
+    compute: Callable[Concatenate["Study", Rest], Result],
+) -> Callable[Concatenate["Study", Rest], Result]:
+    """Decorate a function of a study, and of further arguments that can be hashed, so that each
+    study computes it once: a study never changes, and a page asks dozens of times who is first.
+    The value must not be changed by those who get it."""
+
+    @functools.wraps(compute)
+    def keep(study: "Study", *args: Rest.args, **kwargs: Rest.kwargs) -> Result:
+        kept_values = vars(study).setdefault("_kept_values", {})
+        key = (compute, args, tuple(kwargs.items()))
+        if key not in kept_values:
+            kept_values[key] = compute(study, *args, **kwargs)
+        return kept_values[key]
+
+    return keep
+
+
 @dataclass(frozen=True)
 class Study(Record):
     """A whole comparison, finished or not.
@@ -381,6 +406,11 @@ class Study(Record):
     rates_from: str = ""
     step_seconds: dict[str, tuple[float, ...]] = field(default_factory=dict)
     table: GivenTable | None = None
+
+    @classmethod
+    def read(cls, path: Path, max_bytes: int | None = MAX_STUDY_BYTES) -> Self:
+        """Return the study in study.json, see `Record.read`."""
+        return super().read(path, max_bytes)
 
     @classmethod
     def check_format(cls, content: dict[str, Any]) -> None:
@@ -434,7 +464,8 @@ class Study(Record):
             if text not in known_names:
                 raise ValueError(f"it names {text[:100]!r}, which is none of its encodings.")
 
-    def of_task(self, *tasks: str) -> Self:
+    @kept_by_study
+    def of_task(self, *tasks: str) -> "Study":
         """Return the study with the trials and results of these tasks only; "text" is one too."""
         return replace(
             self,
@@ -488,6 +519,7 @@ def _check_unique(what: str, keys: Sequence[Hashable]) -> None:
         raise ValueError(f"it has a {what} twice: {str(duplicate)[:100]}.")
 
 
+@kept_by_study
 def with_labels(study: Study) -> Study:
     """Return the study for output: every encoding is named by the user's label where it has one,
     and by its text otherwise."""

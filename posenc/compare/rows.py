@@ -8,7 +8,14 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
-from posenc.compare.results import FarScore, LengthScore, Study, TrainingPoint, TrialResult
+from posenc.compare.results import (
+    FarScore,
+    LengthScore,
+    Study,
+    TrainingPoint,
+    TrialResult,
+    kept_by_study,
+)
 from posenc.compare.trial.config import TrialConfig
 
 _NAME_FORMATS = {"trained": "{}", "window": "{} in a window", "tuned": "{} tuned"}
@@ -81,6 +88,7 @@ def plain_name(encoding: str) -> str:
     return re.split(r":| \(", encoding)[0]
 
 
+@kept_by_study
 def rows_of(study: Study) -> tuple[Row, ...]:
     """Return the rows of the finished trials on text, in the order of the trials; of each trial
     first as trained, then its other readings that are defined."""
@@ -104,6 +112,7 @@ def rows_of(study: Study) -> tuple[Row, ...]:
     return tuple(rows)
 
 
+@kept_by_study
 def rows_by_name(study: Study) -> dict[str, list[Row]]:
     """Return the rows of a study by name, those of all seeds together."""
     rows_of_name: dict[str, list[Row]] = {}
@@ -197,6 +206,7 @@ class EqualTime:
         return dict(sorted(mean_by_encoding.items(), key=lambda item: item[1]))
 
 
+@kept_by_study
 def at_equal_time(study: Study) -> EqualTime | None:
     """Return the encodings of a study on text after equally long training; None if the time of one
     is unknown, or was measured on different processors. Without curves there are no losses."""

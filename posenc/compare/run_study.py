@@ -28,7 +28,7 @@ from posenc.compare.plan.equal_tuning import Search, with_choices
 from posenc.compare.plan.learning_rate_search import with_chosen_rates
 from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
 from posenc.compare.progress import open_watchers
-from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
+from posenc.compare.results import FORMAT, MAX_STUDY_BYTES, OtherFormat, Study, TrialResult
 from posenc.compare.reuse import candidate_runs, reuse_trials
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.result_files import is_done, load_results
@@ -392,7 +392,9 @@ def check_out_folder(folder: Path) -> str | None:
         raise ValueError(f"--out: {existing_path} is not a folder.")
     if existing_path != folder:
         return None
-    content = read_file_bytes(folder / STUDY_FILE) if (folder / STUDY_FILE).is_file() else b""
+    content = b""
+    if (folder / STUDY_FILE).is_file():
+        content = read_file_bytes(folder / STUDY_FILE, MAX_STUDY_BYTES)
     if STUDY_MARK in content:
         try:
             Study.from_json(content.decode())

@@ -1,13 +1,14 @@
 """Files that a later run reads: dataclasses as JSON with a hash that detects damage."""
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
 import math
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -30,7 +31,7 @@ _LONGEST_NAME_SHOWN = 60
 
 
 def seal(content: dict[str, Any]) -> str:
-    """Return `content` as JSON with its hash.
+    """Return `content` as JSON with its hash. Its values may be dataclasses, and hold some.
 
     >>> unseal(seal({"loss": 0.5}))
     {'loss': 0.5}
@@ -40,11 +41,45 @@ def seal(content: dict[str, Any]) -> str:
     """
     assert HASH_KEY not in content
     # Hash what will be read: a tuple comes back as a list, a lone surrogate as a question mark.
-    unsealed_text = json.dumps(content, ensure_ascii=False, allow_nan=False)
-    content = json.loads(unsealed_text.encode(errors="replace"))
-    return json.dumps(
-        {HASH_KEY: _hash_of_content(content), **content}, indent=1, ensure_ascii=False
-    )
+    content = {_as_read_back(key): value for key, value in content.items()}
+    content_hash = _hash_of_content(content, _as_read_back)
+    return "".join(_json_by_lines({HASH_KEY: content_hash, **content}))
+
+
+def _json_by_lines(content: dict[str, Any]) -> Iterator[str]:
+    """Yield the parts of content as JSON: a line for each key, and one for each item of a list of
+    objects. Python's own indentation is many times slower, and gives each number a line."""
+    yield "{"
+    for key_number, (key, value) in enumerate(content.items()):
+        yield f"{',' if key_number else ''}\n {_compact_json(key)}: "
+        is_list_of_objects = isinstance(value, list | tuple) and any(
+            isinstance(item, dict) or dataclasses.is_dataclass(item) for item in value
+        )
+        if not is_list_of_objects:
+            yield _compact_json(value)
+            continue
+        for item_number, item in enumerate(value):
+            yield f"{',' if item_number else '['}\n  {_compact_json(item)}"
+        yield "\n ]"
+    yield "\n}"
+
+
+def _compact_json(value: Any) -> str:
+    """Return a value as JSON on one line, dataclasses as objects. Raises: ValueError for NaN or an
+    infinity."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_fields_of)
+
+
+def _as_read_back(value: Any) -> Any:
+    """Return a value as it is read from its JSON in a file."""
+    return json.loads(_compact_json(value).encode(errors="replace"))
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name, for `json`. Raises: TypeError for other values."""
+    if not dataclasses.is_dataclass(value):
+        raise TypeError(f"{type(value).__name__} is not what JSON can hold")
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def unseal(text: str) -> dict[str, Any]:
@@ -145,7 +180,7 @@ class Record:
 
     def to_json(self) -> str:
         """Return the record as JSON text with its hash."""
-        return seal(dataclasses.asdict(self))  # type: ignore[call-overload]
+        return seal(_fields_of(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -197,10 +232,38 @@ def check_rising(name: str, values: Sequence[int], max_values: int) -> None:
             raise ValueError(f"{name} must rise, got {before} before {after}.")
 
 
-def _hash_of_content(content: dict[str, Any]) -> str:
-    """Return the SHA-256, in hex digits, of content as JSON with its keys sorted."""
-    text = json.dumps(content, sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+def _hash_of_content(
+    content: dict[str, Any], read_back: Callable[[Any], Any] = lambda value: value
+) -> str:
+    """Return the SHA-256, in hex digits, of content as JSON with its keys sorted.
+
+    The text is hashed item by item, because a study of thousands of trials takes much memory.
+    read_back: is called with each item, and returns what to hash of it.
+    """
+    sha256 = hashlib.sha256()
+    for text in _sorted_json(content, read_back):
+        sha256.update(text.encode())
+    return sha256.hexdigest()
+
+
+def _sorted_json(content: dict[str, Any], read_back: Callable[[Any], Any]) -> Iterator[str]:
+    """Yield the parts of json.dumps(content, sort_keys=True): keys, values, and each item of a
+    value that is a list.
+
+    read_back: see `_hash_of_content`."""
+    separator = "{"
+    for key in sorted(content):
+        yield f"{separator}{json.dumps(key)}: "
+        separator = ", "
+        value = content[key]
+        if isinstance(value, list | tuple) and value:
+            for index, item in enumerate(value):
+                item_text = json.dumps(read_back(item), sort_keys=True, allow_nan=False)
+                yield f", {item_text}" if index else f"[{item_text}"
+            yield "]"
+        else:
+            yield json.dumps(read_back(value), sort_keys=True, allow_nan=False)
+    yield "}" if content else "{}"
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -269,6 +332,11 @@ def _convert_tuple(target_type: Any, value: Any, place: str) -> tuple[Any, ...]:
     if not isinstance(value, list):
         raise _wrong_type_error(target_type, value, place)
     item_type = typing.get_args(target_type)[0]
+    # Losses of windows are most of a study, so that lists of plain numbers have a short way.
+    if item_type is float and all(
+        type(item) is float and -LARGEST_NUMBER <= item <= LARGEST_NUMBER for item in value
+    ):
+        return tuple(value)
     return tuple(_convert(item_type, item, f"{place}[{i}]") for i, item in enumerate(value))
 
 
@@ -303,7 +371,7 @@ def _convert_dataclass(target_type: Any, value: Any, place: str) -> Any:
     if not isinstance(value, dict):
         raise _wrong_type_error(target_type, value, place)
     _check_fields(target_type, value, place)
-    hints = typing.get_type_hints(target_type)
+    hints = _type_hints(target_type)
     field_values = {name: _convert(hints[name], v, f"{place}.{name}") for name, v in value.items()}
     instance = target_type(**field_values)
     check = getattr(instance, "check", None)
@@ -314,6 +382,12 @@ def _convert_dataclass(target_type: Any, value: Any, place: str) -> Any:
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
     return instance
+
+
+@functools.cache
+def _type_hints(record_type: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields by name; to find them out takes long."""
+    return typing.get_type_hints(record_type)
 
 
 def _check_fields(target_type: Any, value: dict[str, Any], place: str) -> None:

@@ -193,25 +193,9 @@ class PairwiseComparison:
     @cached_property
     def _are_determined(self) -> np.ndarray:
         """Return an array (encodings, encodings), True for the pairs whose difference the trials
-        determine: a chain of seeds that two encodings share leads from one to the other.
-
-        Such a difference is a combination of trials. It lies in the row space of the design, so the
-        projector on that space does not change it.
-        """
-        num_encodings = len(self.names)
-        # What the projector changes of each encoding's effect, a column each.
-        changes = (self._projector - np.eye(len(self._projector)))[:, :num_encodings]
-        are_determined = np.empty((num_encodings, num_encodings), bool)
-        for i in range(num_encodings):
-            are_determined[i] = np.abs(changes - changes[:, i : i + 1]).max(0) < 1e-6
-        return are_determined
-
-    @cached_property
-    def _projector(self) -> np.ndarray:
-        """Return the matrix that projects on the row space of the design, on the combinations of
-        effects of encodings and seeds that the trials determine."""
-        design = self._fit.design
-        return self._fit.inverse @ (design.T @ design)
+        determine: a chain of seeds that two encodings share leads from one to the other."""
+        group_of_encoding = np.array(_groups_with_shared_seeds(self.values))
+        return group_of_encoding[:, None] == group_of_encoding
 
     def _half_widths_of(
         self, variances: np.ndarray | float, factors: np.ndarray | float
@@ -294,13 +278,12 @@ def group_into_tiers(
 class _LeastSquaresFit(NamedTuple):
     """Hold a fit of value = encoding + seed + residual.
 
-    design: a row per trial, with a 1 in the column of its encoding and in that of its seed.
-    inverse: the pseudoinverse of design^T design.
+    inverse: the pseudoinverse of design^T design; the design has a row per trial, with a 1 in the
+        column of its encoding and in that of its seed.
     means: the effect of each encoding plus the mean effect of a seed, in the order of encodings.
     variance, degrees_of_freedom: the variance of the residuals, and their degrees of freedom.
     """
 
-    design: np.ndarray
     inverse: np.ndarray
     means: np.ndarray
     variance: float
@@ -328,10 +311,37 @@ def _fit_least_squares(values: Mapping[str, Mapping[int, float]]) -> _LeastSquar
     inverse = np.linalg.pinv(design.T @ design, hermitian=True)
     effects = inverse @ design.T @ observed_values
     residuals = observed_values - design @ effects
-    degrees_of_freedom = num_trials - int(np.linalg.matrix_rank(design))
+    num_groups = len(set(_groups_with_shared_seeds(values)))
+    # In each group the effects of all encodings may rise by as much as those of all seeds fall.
+    rank_of_design = len(values) + len(seeds) - num_groups
+    degrees_of_freedom = num_trials - rank_of_design
     variance = float(residuals @ residuals) / degrees_of_freedom if degrees_of_freedom else 0.0
     means = effects[: len(values)] + effects[len(values) :].mean()
-    return _LeastSquaresFit(design, inverse, means, variance, degrees_of_freedom)
+    return _LeastSquaresFit(inverse, means, variance, degrees_of_freedom)
+
+
+def _groups_with_shared_seeds(values: Mapping[str, Mapping[int, float]]) -> list[int]:
+    """Return the number of the group of each encoding, in their order. Of one group are encodings
+    that share a seed, directly or through others; one without trials is a group of its own.
+
+    >>> _groups_with_shared_seeds({"a": {0: 1.0}, "b": {0: 1.0, 1: 2.0}, "c": {1: 2.0}, "d": {}})
+    [0, 0, 0, 3]
+    """
+    group_of_encoding = list(range(len(values)))
+    group_of_seed: dict[int, int] = {}
+    for index, by_seed in enumerate(values.values()):
+        groups_to_join = {group_of_seed.get(seed, index) for seed in by_seed} | {index}
+        first_group = min(groups_to_join)
+        for seed in by_seed:
+            group_of_seed[seed] = first_group
+        if len(groups_to_join) > 2:
+            joined = dict.fromkeys(groups_to_join, first_group)
+            group_of_encoding = [joined.get(group, group) for group in group_of_encoding]
+            group_of_seed = {
+                seed: joined.get(group, group) for seed, group in group_of_seed.items()
+            }
+        group_of_encoding[index] = first_group
+    return group_of_encoding
 
 
 class RelativeSpread(NamedTuple):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -115,14 +116,7 @@ def window_gaps(
     pairs = [pair for pair in combinations(losses, 2) if encoding is None or encoding in pair]
     differences = np.array([np.subtract(losses[a], losses[b]) for a, b in pairs])
     means = differences.mean(1)
-    generator = np.random.default_rng(0)  # of a fixed seed: equal losses give equal intervals
-    # Share of each window in each sample, (samples, windows); a window may be drawn repeatedly.
-    window_fractions = (
-        generator.multinomial(
-            num_windows, np.full(num_windows, 1 / num_windows), size=WINDOW_SAMPLES
-        )
-        / num_windows
-    )
+    window_fractions = _window_fractions(num_windows)
     changes = window_fractions @ differences.T - means  # (samples, pairs)
     # Variance as mean square minus squared mean, which rounding may leave below 0.
     variances = (window_fractions @ (differences.T - means) ** 2 - changes**2).clip(0)
@@ -140,3 +134,12 @@ def window_gaps(
         gaps[a, b] = Gap(mean, half_width)
         gaps[b, a] = Gap(-mean, half_width)
     return gaps
+
+
+@lru_cache(maxsize=4)
+def _window_fractions(num_windows: int) -> np.ndarray:
+    """Return the share of each window in each sample, (samples, windows), which sum up to 1; a
+    sample may draw a window repeatedly. The seed is fixed: equal losses give equal intervals."""
+    probabilities = np.full(num_windows, 1 / num_windows)
+    counts = np.random.default_rng(0).multinomial(num_windows, probabilities, size=WINDOW_SAMPLES)
+    return counts / num_windows

@@ -1,6 +1,8 @@
 """Files that a later run reads: whole or not there, sealed, and in one process's hands."""
 
 import ast
+import hashlib
+import json
 import math
 import os
 import subprocess
@@ -61,6 +63,40 @@ def test_sealed_record_of_another_kind_is_refused():
         Score.from_json(seal({"name": "rope", "loss": 1.0, "seeds": 1}))
     with pytest.raises(ValueError, match=r"Score\.seeds: expected a number, got True"):
         Score.from_json(seal({"name": "rope", "bits": 1.0, "seeds": True}))
+
+
+@dataclass(frozen=True)
+class Scores(Record):
+    name: str
+    scores: tuple[Score, ...] = ()
+    losses: tuple[float, ...] = ()
+    spec: dict[str, str] | None = None
+
+
+def test_the_hash_is_that_of_the_whole_text_with_sorted_keys():
+    record = Scores(
+        "b", (Score("é\ud800", 0.1), Score("t5", 1e-9)), (2.0, 0.5), {"z": "1", "a": ""}
+    )
+    text = record.to_json().encode(errors="replace").decode()
+    content = json.loads(text)
+    sealed_hash = content.pop("sha256")
+    whole = json.dumps(content, sort_keys=True)
+    assert sealed_hash == hashlib.sha256(whole.encode()).hexdigest()
+    assert Scores.from_json(text).scores[0].name == "é?"
+
+
+def test_an_object_of_a_list_has_a_line_and_numbers_have_none():
+    text = Scores("b", (Score("rope", 1.0), Score("t5", 2.0)), (2.0, 0.5)).to_json()
+    lines = text.splitlines()
+    assert len(lines) == 10 and lines[4] == '  {"name": "rope", "bits": 1.0, "seeds": 1},'
+    assert ' "losses": [2.0, 0.5],' in lines
+
+
+@pytest.mark.parametrize("losses", ["[1.0, true]", "[1.0, 1e300]", '[1.0, "2"]', "[[1.0]]"])
+def test_a_list_of_plain_numbers_is_read_as_strictly_as_others(losses):
+    content = json.loads(f'{{"name": "b", "losses": {losses}}}')
+    with pytest.raises(ValueError, match="losses"):
+        Scores.from_json(seal(content))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -259,6 +259,34 @@ def test_two_thousand_trials_are_compared_in_one_pass():
     assert found.significantly_higher == expected and len(expected) > 10_000
 
 
+def test_differences_are_determined_by_chains_of_shared_seeds_as_the_design_says():
+    """A difference is determined if the projector on the design's row space does not change it."""
+    random = np.random.default_rng(3)
+    for _ in range(60):
+        is_there = random.random((6, 5)) < random.choice([0.25, 0.5])
+        is_there[np.arange(6), random.integers(5, size=6)] = True  # each has a seed
+        present_seeds = np.flatnonzero(is_there.any(0))
+        values = {
+            f"e{i}": {int(seed): float(random.normal()) for seed in np.flatnonzero(is_there[i])}
+            for i in range(6)
+        }
+        rows = [
+            np.concatenate([np.eye(6)[i], np.eye(5)[seed][present_seeds]])
+            for i, seed in np.argwhere(is_there)
+        ]
+        design = np.array(rows)
+        projector = np.linalg.pinv(design) @ design
+        found = PairwiseComparison(values, "text", prior=Prior(0.1, 10))
+        assert found.degrees_of_freedom == len(rows) - np.linalg.matrix_rank(design)
+        if found.level is None:
+            continue
+        for i, j in combinations(range(6), 2):
+            difference = np.zeros(len(projector))
+            difference[[i, j]] = 1, -1
+            is_determined = np.allclose(projector @ difference, difference)
+            assert math.isfinite(found.gap(f"e{i}", f"e{j}").half_width) == is_determined
+
+
 @pytest.mark.parametrize("leads", [[0.03, 0.05, 0.01], [0.1, 0.11, 0.08, 0.14, 0.02]])
 def test_half_by_the_spread_of_one_place_is_students_interval_of_a_mean(leads):
     spread = RelativeSpread(float(np.std(leads, ddof=1)) / 0.02, len(leads) - 1)

@@ -25,7 +25,7 @@ from posenc.compare.judging.standing import (
 )
 from posenc.compare.judging.summary import has_learned, summarise, summarise_tasks
 from posenc.compare.judging.units import sentence_on_units, units_of
-from posenc.compare.results import Study, with_labels
+from posenc.compare.results import Study, kept_by_study, with_labels
 from posenc.tasks.registry import TEXT
 
 
@@ -65,6 +65,7 @@ def answer(study: Study) -> str:
     return answer_and_choices(study).text
 
 
+@kept_by_study
 def answer_and_choices(study: Study) -> Answer:
     """Return the recommendation and what it says to take.
 

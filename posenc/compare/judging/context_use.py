@@ -15,6 +15,7 @@ one has. What lies between two tested lengths was not measured, so the answer is
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from statistics import fmean
 
@@ -72,7 +73,7 @@ def context_use(rows: Sequence[Row]) -> ContextUse | None:
     if len(saved_by_seed) < len(rows):
         return None
     losses = _losses_of_the_same_bytes(rows, longest_scores)
-    gaps = _savings(losses)
+    gaps = _savings(tuple((length, tuple(of_seeds)) for length, of_seeds in losses.items()))
     lengths = sorted(losses)
     half_width = math.inf
     if (trial.train_length, longest_length) in gaps:
@@ -117,18 +118,24 @@ def _losses_with_little_context(rows: Sequence[Row]) -> _LossesByLength:
     }
 
 
-def _savings(losses: _LossesByLength) -> dict[tuple[int, int], Gap]:
+@lru_cache(maxsize=10_000)  # a page asks for each row several times
+def _savings(
+    losses: tuple[tuple[int, tuple[tuple[float, ...], ...]], ...],
+) -> Mapping[tuple[int, int], Gap]:
     """Return what the longer of each two windows (shorter, longer) saves, in bits per byte, with
-    intervals over the windows of the text that hold for all pairs together; {} without them."""
+    intervals over the windows of the text that hold for all pairs together; {} without them.
+
+    losses: the items of _LossesByLength.
+    """
     means: dict[str, list[float]] = {}
-    for length, losses_by_seed in losses.items():
+    for length, losses_by_seed in losses:
         if len({len(losses_of_seed) for losses_of_seed in losses_by_seed}) != 1:
             return {}
         means[str(length)] = [
             fmean(losses_of_window) for losses_of_window in zip(*losses_by_seed, strict=True)
         ]
     gaps = window_gaps(means)
-    shorter_and_longer = combinations(sorted(losses), 2)
+    shorter_and_longer = combinations(sorted(length for length, _ in losses), 2)
     return {(a, b): gaps[str(a), str(b)] for a, b in shorter_and_longer if (str(a), str(b)) in gaps}
 
 

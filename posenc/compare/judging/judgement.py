@@ -15,7 +15,7 @@ from posenc.compare.judging.near_far import Places, near_and_far
 from posenc.compare.judging.served_by import num_servers
 from posenc.compare.judging.standing import MARGIN, Standing
 from posenc.compare.judging.summary import bits_saved_by_doubling
-from posenc.compare.results import Study
+from posenc.compare.results import Study, kept_by_study
 from posenc.compare.rows import EqualTime, Row, at_equal_time, row_name, rows_by_name
 from posenc.statistics.seed_intervals import Gap, significance_level
 from posenc.tasks.registry import TEXT
@@ -137,6 +137,7 @@ class Judgement:
         return [choice for choice in (self.near, self.far) if choice is not None]
 
 
+@kept_by_study
 def judge(study: Study) -> Judgement:
     """Judge the trials of a study on text: which row to take at the training length and beyond it,
     how sure that is, what breaks, and what it costs."""

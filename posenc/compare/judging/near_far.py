@@ -17,7 +17,7 @@ from posenc.compare.judging.standing import (
     standing_of_task,
     standing_of_tasks,
 )
-from posenc.compare.results import Study, TrialResult
+from posenc.compare.results import Study, TrialResult, kept_by_study
 from posenc.compare.rows import Row, row_name, rows_of
 from posenc.compare.scores import READINGS, mean_loss_at_positions
 from posenc.compare.trial.config import CAUSAL, TrialConfig
@@ -65,6 +65,7 @@ class Places:
         return [standing for standing in (self.near, self.far) if standing is not None]
 
 
+@kept_by_study
 def near_and_far(study: Study) -> Places:
     """Return the two standings of the text of a study."""
     text_study = study.of_task(TEXT)

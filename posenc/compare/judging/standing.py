@@ -10,7 +10,7 @@ from functools import cached_property
 from statistics import fmean
 
 from posenc.compare.judging.summary import has_learned, shown_score
-from posenc.compare.results import Study, TrialResult
+from posenc.compare.results import Study, TrialResult, kept_by_study
 from posenc.compare.trial.evaluate import NUM_TEST_SEQUENCES
 from posenc.statistics.seed_intervals import Gap, PairwiseComparison, Prior, group_into_tiers
 from posenc.statistics.text_intervals import window_gaps
@@ -179,6 +179,7 @@ class Standing:
         return gap
 
 
+@kept_by_study
 def standing_at(study: Study, length: int) -> Standing | None:
     """Return the standing by bits per byte at a length of the text; None if no encoding runs
     there."""
@@ -210,6 +211,7 @@ def order_by_standings(study: Study, standings: Iterable[Standing]) -> list[str]
     return list(names | dict.fromkeys(study.encodings))
 
 
+@kept_by_study
 def standing_of_task(study: Study, task: str) -> Standing | None:
     """Return the standing in a task by mean scores over all tests but that at the training length;
     None if no encoding has one. Trials that did not learn the task count, too. Compared are the
@@ -230,6 +232,7 @@ def standing_of_task(study: Study, task: str) -> Standing | None:
     )
 
 
+@kept_by_study
 def standing_of_tasks(study: Study) -> Standing | None:
     """Return the standing by mean ranks over all tasks, including text, of the encodings that run
     all of them.

@@ -29,8 +29,10 @@ run of half the steps (posenc.compare.trial.train.learning_rate)."""
 def summarise(study: Study) -> tuple[EncodingSummary, ...]:
     """Return one row per encoding with a finished trial, in the order given."""
     rows = []
-    for name in study.encodings:
-        results = [r for r in study.finished if r.config.encoding == name]
+    results_of_encoding: dict[str, list[TrialResult]] = {name: [] for name in study.encodings}
+    for result in study.finished:
+        results_of_encoding[result.config.encoding].append(result)
+    for name, results in results_of_encoding.items():
         if not results:
             continue
         by_length = _summarise_lengths(results)

@@ -38,6 +38,8 @@ from posenc.tasks.scoring import policy_scores
 from posenc.tasks.task import Case
 
 Styles = Mapping[str, LineStyle]
+MAX_ENCODINGS_DRAWN = 24
+"""Encodings of a figure, the best ones: of more curves nobody could follow one. Chosen."""
 NO_MODEL = "no model: best policy"
 """Name of the curve of the best policy that answers without doing the task."""
 BATCHES_SUFFIX = ", training batches"
@@ -99,39 +101,57 @@ def curve_plots(study: Study) -> Iterator[Plot]:
         _losses_in_training(study),
     ]
     names = encodings_best_first(study)
-    styles = _with_readings(ranked_styles(names))
+    drawn_names = names[:MAX_ENCODINGS_DRAWN]
+    styles = _with_readings(ranked_styles(drawn_names))
+    note = _note_on_drawn(names)
     units = units_of(study)
     for loss_curves in (curves.for_units(units) for curves in all_curves):
         num_points = [len(columns[0]) for columns in loss_curves.curves.values()]
         if study.table is not None and max(num_points, default=0) < 2:
             continue
         chart = chart_of_losses(loss_curves, styles)
-        yield Plot(chart, loss_curves.caption, name=loss_curves.name)
+        yield Plot(chart, loss_curves.caption + note, name=loss_curves.name)
+
+
+def _note_on_drawn(names: Sequence[str]) -> str:
+    """Return the sentence that ends the caption of a figure without some of these encodings; "" if
+    it has all of them."""
+    if len(names) <= MAX_ENCODINGS_DRAWN:
+        return ""
+    return f" Drawn are the best {MAX_ENCODINGS_DRAWN} of {len(names):,} encodings."
 
 
 def chart_of_losses(loss_curves: LossCurves, styles: Styles) -> Chart:
-    """Return the chart of curves; styles: by the name of a curve."""
+    """Return the chart of the curves that have a style. styles: by the name of a curve."""
     ends_of_bars = (LOW, HIGH) if loss_curves.has_bars else ()
-    table = long_table(loss_curves.x_label, loss_curves.y_label, loss_curves.curves, *ends_of_bars)
+    drawn_curves = {
+        name: columns
+        for name, columns in loss_curves.curves.items()
+        if name.removesuffix(BATCHES_SUFFIX) in styles
+    }
+    table = long_table(loss_curves.x_label, loss_curves.y_label, drawn_curves, *ends_of_bars)
     return Chart(table, partial(loss_curves.draw, styles=styles))
 
 
 def task_plots(study: Study) -> Iterator[Plot]:
     """Yield a figure of each task by length, and one of all trials as dots."""
-    names = order_by_standings(study, standing_by_column(study).values())
+    all_names = order_by_standings(study, standing_by_column(study).values())
+    names = all_names[:MAX_ENCODINGS_DRAWN]
+    note = _note_on_drawn(all_names)
     styles = ranked_styles([*names, NO_MODEL])
     for task, summaries in group_by_task(study.tasks):
         trial = study.of_task(task).trials[0]
+        drawn_summaries = [summary for summary in summaries if summary.encoding in names]
         yield Plot(
-            chart_of_task(task, summaries, styles, trial),
-            _CAPTION_BY_TASK.format(task=task, no_model=NO_MODEL),
+            chart_of_task(task, drawn_summaries, styles, trial),
+            _CAPTION_BY_TASK.format(task=task, no_model=NO_MODEL) + note,
             name=f"task-{task.replace('_', '-')}",
         )
     yield Plot(
         chart_of_every_trial(study, names),
         "The score of every trial beyond the training length, one dot for each seed and task; a "
         "cross for one that has not learned its task. Dots of one kind that lie far apart are "
-        "seeds that disagree.",
+        f"seeds that disagree.{note}",
         name="every-trial",
     )
 
@@ -363,7 +383,7 @@ def chart_of_every_trial(study: Study, names: Sequence[str]) -> Chart:
         scores = scores_of_task(study, task)
         for trial in study.of_task(task).trials:
             by_seed = scores.get(trial.encoding, {})
-            if trial.seed in by_seed:
+            if trial.seed in by_seed and trial.encoding in names:
                 is_learned = trial in learned_configs
                 dots.append((task, by_seed[trial.seed], trial.encoding, trial.seed, is_learned))
     score_label = "score beyond the training length"
@@ -443,10 +463,12 @@ def _tested_lengths(study: Study) -> list[int]:
 
 def _trials_by_encoding(study: Study) -> Iterable[tuple[str, list[TrialResult]]]:
     """Yield each encoding with its finished trials."""
-    for encoding in study.encodings:
-        trials = [t for t in study.finished if t.config.encoding == encoding]
-        if trials:
-            yield encoding, trials
+    results_of_encoding: dict[str, list[TrialResult]] = {name: [] for name in study.encodings}
+    for result in study.finished:
+        results_of_encoding[result.config.encoding].append(result)
+    for encoding, results in results_of_encoding.items():
+        if results:
+            yield encoding, results
 
 
 def _mean_curve(

@@ -79,21 +79,24 @@ def _print_report(
 
 
 def _read_study(folder: Path) -> Study:
-    """Read the study of a run. Raises: ValueError for a folder that has none, or one that cannot be
-    read."""
+    """Read the study of a run, without the results of trials that have a folder. Raises: ValueError
+    for a folder that has no study, or one that cannot be read."""
     path = folder / STUDY_FILE
     if not path.is_file():
         raise ValueError(
             f"{folder} holds no {STUDY_FILE}: give a folder that posenc compare wrote."
         )
     try:
-        return Study.read(path)
+        study = Study.read(path)
     except OtherFormat as error:
         raise ValueError(f"{path} was written by another version of posenc: {error}.") from None
     except ValueError as error:
         raise ValueError(
             f"{path} cannot be read ({error}); the same posenc compare writes it again."
         ) from None
+    # Trials with a folder are read from there, and their results need not be in memory twice.
+    kept_results = [r for r in study.results if not (folder / r.config.folder).exists()]
+    return replace(study, results=tuple(kept_results))
 
 
 def _collect_run(folder: Path, notes: list[str], study: Study | None = None) -> tuple[Path, Study]:

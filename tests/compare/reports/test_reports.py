@@ -1,13 +1,21 @@
 """Several runs in one report: counted once, told apart, never mixed."""
 
 import dataclasses
+import inspect
 from pathlib import Path
 
 import pytest
 
+from posenc.compare.judging.answer import conclude
+from posenc.compare.page.figures import MAX_ENCODINGS_DRAWN
+from posenc.compare.page.report import report_of
 from posenc.compare.reports.report_runs import merge_runs, report_runs
 from posenc.compare.results import PositionScore, Study, TrialResult
 from posenc.compare.trial.config import RECIPE
+from posenc.report.chart import split_by_series
+from posenc.report.html_page import page_of
+from posenc.report.report import Plot
+from posenc.statistics import seed_intervals
 from tests.compare.judging.test_summary import OFFSETS, result, study
 from tests.compare.test_tasks import result as of_task
 from tests.compare.test_tasks import study_of
@@ -22,6 +30,11 @@ def whole(encoding, seed, at=2.0):
     found = result(encoding, seed, [at + 0.01 * OFFSETS[encoding][seed]] * 3, ((64, 3.0), (128, 2)))
     position = (PositionScore(0, 64, 3.0), PositionScore(64, 128, 2.0))
     return dataclasses.replace(found, by_position=position)
+
+
+def renamed(given: TrialResult, encoding: str) -> TrialResult:
+    """The result as one of another encoding."""
+    return dataclasses.replace(given, config=dataclasses.replace(given.config, encoding=encoding))
 
 
 def changed(given: Study, **fields) -> Study:
@@ -212,3 +225,50 @@ def test_a_run_of_study_json_alone_keeps_its_results(tmp_path, capsys):
     # A trial whose folder is there is what lies in it, here nothing yet.
     (home / given.trials[0].folder).mkdir()
     assert report_runs([home]).results == given.results[1:]
+
+
+def test_a_figure_has_the_best_encodings_and_the_tables_have_all():
+    names = [f"rope:rope_theta={1000 + i}" for i in range(MAX_ENCODINGS_DRAWN + 2)]
+    results = [
+        renamed(whole("rope", seed, 2.0 + 0.1 * i), name)
+        for i, name in enumerate(names)
+        for seed in (0, 1)
+    ]
+    report = report_of(conclude(study(*results)))
+    plots = [
+        block for section in report.sections for block in section.blocks if isinstance(block, Plot)
+    ]
+    assert {plot.name for plot in plots} >= {"by-length", "by-position", "training"}
+    for plot in plots:
+        drawn_names = {name.partition(",")[0] for name in split_by_series(plot.chart.data)}
+        assert drawn_names == set(names[:MAX_ENCODINGS_DRAWN])
+        assert plot.caption.endswith(" Drawn are the best 24 of 26 encodings.")
+    assert len(report.tables()["text"].rows) == len(names)
+
+
+def test_each_set_of_losses_is_fitted_once_for_a_page(monkeypatch):
+    """To fit them again for every sentence and table took most of the time of 400 trials."""
+    fitted = []
+    fit = seed_intervals._fit_least_squares
+
+    def fit_and_count(values):
+        fitted.append(repr(values))
+        return fit(values)
+
+    monkeypatch.setattr(seed_intervals, "_fit_least_squares", fit_and_count)
+    concluded = conclude(study(*(whole(name, seed) for name in ("rope", "t5") for seed in (0, 1))))
+    in_conclusion = len(fitted)
+    fitted.clear()
+    report_of(concluded)
+    page_of(report_of(concluded)).html()
+    # Those of near, of far and of three lengths, which are of few trials and may be equal.
+    assert in_conclusion <= 6 and 2 <= len(fitted) <= 6
+
+
+def test_a_study_of_two_thousand_trials_may_be_read():
+    """One had more bytes than posenc read of a file, so that it could not go on."""
+    most_bytes = inspect.signature(Study.read).parameters["max_bytes"].default
+    bytes_of_a_window = len(", 1.8301234567890123")
+    # 128 windows at four lengths, and of far bytes with and without context, in three readings.
+    windows_of_a_trial = 128 * (4 + 2 * 3 + 3 + 2 * 4)
+    assert most_bytes > 3 * 2000 * bytes_of_a_window * windows_of_a_trial
