@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 import posenc
-from posenc import registry
 from posenc.command_line import main as cli
 from posenc.command_line.jobs import JOBS
 from posenc.command_line.options import PANELS
 from posenc.compare import run_study as compare
 from posenc.compare.engines import run_trials
 from posenc.compare.results import Study, TrialResult
+from posenc.encodings import registry
 from posenc.files.atomic import write_atomically
 from posenc.files.folders import locked
 from posenc.files.sealed_json import seal

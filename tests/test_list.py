@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from posenc import registry
+from posenc.encodings import registry
 from posenc.list import STORED_ROWS_FILE, build_rows
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from posenc import PositionEncoding, names, registry
+from posenc import PositionEncoding, names
+from posenc.encodings import registry
 from posenc.encodings.base.term import Term
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.frequencies.scalings.lookup import SCALINGS

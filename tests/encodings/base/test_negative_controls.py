@@ -143,8 +143,8 @@ def test_golden_values_reject_a_reward_for_the_future(monkeypatch: pytest.Monkey
 
 
 def test_golden_values_reject_an_inverted_yarn_ramp(monkeypatch: pytest.MonkeyPatch):
-    ramp = yarn.ramp
-    monkeypatch.setattr(yarn, "ramp", lambda *a: [1 - r for r in ramp(*a)])
+    ramp = yarn._ramp
+    monkeypatch.setattr(yarn, "_ramp", lambda *a: [1 - r for r in ramp(*a)])
     for method in ("scaling_yarn_hf", "scaling_yarn_repo"):
         assert_rejected(test_rope_scaling.test_yarn, method)
 
