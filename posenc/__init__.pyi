@@ -38,7 +38,6 @@ from posenc.encodings.queries_keys.axial import MixedRoPE as MixedRoPE
 from posenc.encodings.queries_keys.decoupled import DecoupledRoPE as DecoupledRoPE
 from posenc.encodings.queries_keys.fope import FoPE as FoPE
 from posenc.encodings.queries_keys.mrope import MRoPE as MRoPE
-from posenc.encodings.queries_keys.mrope import mrope_positions as mrope_positions
 from posenc.encodings.queries_keys.pope import PoPE as PoPE
 from posenc.encodings.queries_keys.position_maps import DualChunk as DualChunk
 from posenc.encodings.queries_keys.position_maps import ReRoPE as ReRoPE
@@ -75,5 +74,6 @@ from posenc.models.decoder import Decoder as Decoder
 from posenc.models.encoder_decoder import Encoder as Encoder
 from posenc.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from posenc.models.generating import generate as generate
+from posenc.positions.mrope import mrope_positions as mrope_positions
 
 __version__: str

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 FACES = {"posenc/__init__.py", "posenc/command_line/main.py"}
 NAMES = ("posenc.__version__", "posenc.encodings", "posenc.json", "posenc.safetensors")
 """What looks like a module and is none: the version, a group of entry points, files."""
-MAX_LOOSE, MAX_LINES, MAX_MODULES, MAX_ARROWS = 9, 550, 12, 141
+MAX_LOOSE, MAX_LINES, MAX_MODULES, MAX_ARROWS = 5, 550, 12, 152
 HOUSES = ("encodings",)
 """Rooms whose inner rooms stand on floors of their own."""
 DIVIDED = (*HOUSES, "compare")
@@ -246,9 +246,9 @@ def test_too_many_arrows_are_seen(count, expected):
 
 
 def test_loose_files_are_counted():
-    names = [f"f{i}" for i in range(9)]
+    names = [f"f{i}" for i in range(5)]
     house = {**HOUSE, **{f"posenc/{name}.py": "" for name in names}}
-    assert violations(house, [*FLOORS, names]) == ["10 loose files in posenc/, more than 9"]
+    assert violations(house, [*FLOORS, names]) == ["6 loose files in posenc/, more than 5"]
 
 
 def hidden_names(files: dict[str, str]) -> list[str]:

@@ -8,7 +8,7 @@ import posenc
 from posenc import Decoder, DecoderConfig, masks
 from posenc.encodings.base.term import Tokens
 from posenc.models.stack import default_positions
-from posenc.positions import (
+from posenc.positions.tokens import (
     are_known_equal,
     as_range,
     as_tensor,

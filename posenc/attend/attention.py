@@ -20,7 +20,7 @@ from posenc.encodings.base.check_inputs import prepared_or_encoding, transposed_
 from posenc.encodings.base.position_encoding import PositionEncoding
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.masks import Mask
-from posenc.positions import KeyPositions, QueryPositions
+from posenc.positions.tokens import KeyPositions, QueryPositions
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from posenc.encodings.base.check_inputs import (
 from posenc.encodings.base.position_encoding import PositionEncoding
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.masks import Mask
-from posenc.positions import (
+from posenc.positions.tokens import (
     ContextPositions,
     MemoryPositions,
     QueryPositions,

@@ -11,7 +11,7 @@ from posenc.arguments import FARTHEST_POSITION, check_count, check_number, expla
 from posenc.encodings.base.check_inputs import check_span_of_integers
 from posenc.encodings.base.constructor_arguments import are_alike, repr_in_one_line
 from posenc.encodings.base.position_encoding import PositionEncoding
-from posenc.positions import as_tensor, concatenate_positions
+from posenc.positions.tokens import as_tensor, concatenate_positions
 
 
 class KVCache:

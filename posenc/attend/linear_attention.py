@@ -11,7 +11,7 @@ from posenc.arguments import explain_misfits
 from posenc.encodings import RoPE, Rotation
 from posenc.encodings.base.check_inputs import check_vectors
 from posenc.encodings.numerics.precision import at_least_float32
-from posenc.positions import Positions
+from posenc.positions.tokens import Positions
 
 
 def elu_feature_map(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

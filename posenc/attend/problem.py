@@ -19,7 +19,7 @@ from posenc.encodings.numerics.precision import at_least_float32, without_autoca
 from posenc.encodings.numerics.tensor_views import grouped_matmul, repeat_kv_heads
 from posenc.encodings.numerics.torch_modes import autocast_enabled
 from posenc.masks import Mask
-from posenc.positions import are_known_equal
+from posenc.positions.tokens import are_known_equal
 
 BEYOND_ANY_DISTANCE = 2**62
 """A distance that no pair reaches, in place of infinity."""

@@ -27,7 +27,7 @@ from posenc.encodings.numerics.tensor_views import repeat_kv_heads
 from posenc.masks import Mask
 from posenc.masks.mask import PADDING_NAME, check_mask
 from posenc.masks.packed_documents import bind_to_memory_order, check_documents
-from posenc.positions import offset_of_first_query, repeated_position
+from posenc.positions.tokens import offset_of_first_query, repeated_position
 
 _CALLER = "attention"
 """Name of the public function, with which error messages begin."""

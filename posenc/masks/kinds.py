@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.arguments import FARTHEST_POSITION, check_count, explain_misfits
 from posenc.masks.mask import PADDING_NAME, CapturedTensor, Mask, QueryKeyPairs
-from posenc.positions import check_tensor, check_valid, values_at
+from posenc.positions.tokens import check_tensor, check_valid, values_at
 
 # Predicates of the masks below: True where a query sees a key. The result has the shape to which
 # the tensors of `pairs` that the predicate reads broadcast.

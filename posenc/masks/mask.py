@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int, Real, Shaped
 from torch import Tensor
 
 from posenc.arguments import explain_constructor_misfits
-from posenc.positions import (
+from posenc.positions.tokens import (
     FlatKeyPositions,
     FlatQueryPositions,
     are_known_equal,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from posenc.arguments import explain_misfits
 from posenc.masks.mask import PADDING_NAME, Mask
-from posenc.positions import (
+from posenc.positions.tokens import (
     consecutive_positions,
     first_text_returns,
     last_positions_differ,

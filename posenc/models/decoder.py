@@ -13,7 +13,7 @@ from posenc.encodings import PositionEncoding, build_if_named, check_tokens
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
 from posenc.models.stack import Stack, build_head, check_caches, draw_initial_weights
-from posenc.positions import Positions
+from posenc.positions.tokens import Positions
 
 
 class Decoder(Stack):

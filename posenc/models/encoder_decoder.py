@@ -28,7 +28,7 @@ from posenc.models.stack import (
     draw_initial_weights,
     require_bidirectional,
 )
-from posenc.positions import Positions
+from posenc.positions.tokens import Positions
 
 
 class Encoder(Stack):

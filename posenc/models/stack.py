@@ -24,7 +24,7 @@ from posenc.encodings import (
 from posenc.masks import Mask, sliding_window
 from posenc.masks.mask import check_mask
 from posenc.models.config import GATED_ACTIVATIONS, DecoderConfig
-from posenc.positions import Positions, as_tensor, consecutive_positions, positions_from_mask
+from posenc.positions.tokens import Positions, as_tensor, consecutive_positions, positions_from_mask
 
 
 def build_norm(config: DecoderConfig) -> nn.Module:

@@ -15,7 +15,7 @@ from posenc.encodings import (
     require_attention_encoding,
 )
 from posenc.masks import Mask, causal, padding
-from posenc.positions import as_range, as_tensor, consecutive_positions, positions_from_mask
+from posenc.positions.tokens import as_range, as_tensor, consecutive_positions, positions_from_mask
 
 
 def _do_nothing_before_call(module: nn.Module, args: tuple[Any, ...]) -> None:

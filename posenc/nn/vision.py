@@ -14,13 +14,8 @@ from posenc.attend.attention import attention
 from posenc.attend.trial_weights import without_zero_weights
 from posenc.encodings import PositionEncoding, encoding_of_all_layers, require_attention_encoding
 from posenc.masks import Mask, causal
-from posenc.positions import (
-    as_tensor,
-    consecutive_positions,
-    grid,
-    has_no_place,
-    normalized_grid,
-)
+from posenc.positions.grids import grid, normalized_grid
+from posenc.positions.tokens import as_tensor, consecutive_positions, has_no_place
 
 _SEPARATE_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _SUBMODULES = (

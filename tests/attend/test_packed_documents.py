@@ -7,7 +7,7 @@ import torch
 
 import posenc
 from posenc import masks
-from posenc.positions import positions_restart
+from posenc.positions.tokens import positions_restart
 from tests import attending
 from tests.compilers import needs_whole_graphs
 

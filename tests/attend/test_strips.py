@@ -11,7 +11,7 @@ import posenc
 from posenc import masks
 from posenc.attend import torch_faults
 from posenc.attend.ways import flash, strips
-from posenc.positions import as_range
+from posenc.positions.tokens import as_range
 from tests.attending import attend
 
 

@@ -22,7 +22,7 @@ from posenc.encodings import ScoreMod, formulas_need_gradient
 from posenc.encodings.numerics.precision import without_autocast
 from posenc.encodings.numerics.torch_modes import compile_with_separate_limit
 from posenc.masks import Mask
-from posenc.positions import as_tensor
+from posenc.positions.tokens import as_tensor
 
 LARGEST_EXACT_INTEGER = 2**24
 """float32 has all whole numbers up to this one."""

@@ -13,7 +13,7 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.windows import documents_of_tokens
 from posenc.encodings import PositionEncoding
 from posenc.models.decoder import mask_of_documents
-from posenc.positions import has_no_place, move_placeless_to_origin
+from posenc.positions.tokens import has_no_place, move_placeless_to_origin
 from posenc.tasks.scoring import score_answers
 from posenc.tasks.task import IGNORED_TARGET, Batch, Case, Task
 

@@ -15,7 +15,7 @@ from posenc.encodings.base.distance_bias import BiasMatrix
 from posenc.encodings.base.position_encoding import ModelShape, PositionEncoding, check_heads
 from posenc.encodings.base.term import PairwiseBias, Tokens
 from posenc.encodings.numerics.torch_modes import extremes_if_readable
-from posenc.positions import has_no_place
+from posenc.positions.tokens import has_no_place
 
 QueryCells = Real[Tensor, "*#batch q_len 2"]
 """Rows and columns of queries, whole numbers or NaN: (q_len, 2) or (batch, q_len, 2)."""

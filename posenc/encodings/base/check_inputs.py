@@ -21,7 +21,7 @@ from posenc.encodings.numerics.torch_modes import (
     extremes_if_readable,
     is_readable,
 )
-from posenc.positions import as_tensor, check_flat_positions, move_placeless_to_origin
+from posenc.positions.tokens import as_tensor, check_flat_positions, move_placeless_to_origin
 
 _FIRST_INTEGER_WITH_GAPS = {torch.float32: 2**24, torch.float64: 2**53}
 """First whole number, by dtype, above which the dtype does not have all whole numbers, so that it

@@ -25,7 +25,12 @@ from posenc.encodings.base.position_encoding import (
 )
 from posenc.encodings.base.term import Chain, Term, Tokens
 from posenc.masks import Mask
-from posenc.positions import KeyPositionTensor, Positions, PositionTensor, QueryPositionTensor
+from posenc.positions.tokens import (
+    KeyPositionTensor,
+    Positions,
+    PositionTensor,
+    QueryPositionTensor,
+)
 
 _METHODS_OF_ONE_MEMBER = {"scale": "scale", "state": "state per token", "passes": "passes"}
 """Methods that at most one of the composed encodings may define, with words for them in

@@ -12,7 +12,7 @@ from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import PositionEncoding, check_heads
 from posenc.encodings.base.term import PairwiseBias, Tokens
 from posenc.encodings.numerics.precision import at_least_float32
-from posenc.positions import FlatKeyPositions, FlatQueryPositions, Positions, distances
+from posenc.positions.tokens import FlatKeyPositions, FlatQueryPositions, Positions, distances
 
 BiasMatrix = Float[Tensor, "*batch num_heads q_len kv_len"]
 

@@ -19,7 +19,7 @@ from posenc.encodings.base.position_encoding import (
 )
 from posenc.encodings.base.term import Tokens
 from posenc.masks import Mask, sliding_window
-from posenc.positions import KeyPositionTensor, Positions, QueryPositionTensor
+from posenc.positions.tokens import KeyPositionTensor, Positions, QueryPositionTensor
 
 
 class PerLayer(PositionEncoding):

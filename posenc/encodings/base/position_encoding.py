@@ -26,7 +26,12 @@ from posenc.encodings.base.constructor_arguments import (
 )
 from posenc.encodings.base.term import Term, Tokens
 from posenc.encodings.numerics.caches import TableCache
-from posenc.positions import KeyPositionTensor, Positions, PositionTensor, QueryPositionTensor
+from posenc.positions.tokens import (
+    KeyPositionTensor,
+    Positions,
+    PositionTensor,
+    QueryPositionTensor,
+)
 
 if TYPE_CHECKING:
     from posenc.masks import Mask

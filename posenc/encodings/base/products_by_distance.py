@@ -15,7 +15,7 @@ from torch import Tensor
 
 from posenc.encodings.base.term import ScoreMod, Scores, Term, Tokens, VisiblePairs
 from posenc.encodings.numerics.tensor_views import ScoreColumns, add_columns, skew
-from posenc.positions import distances, offset_of_first_query, values_at
+from posenc.positions.tokens import distances, offset_of_first_query, values_at
 
 TableReader = Callable[[Tensor], Tensor]
 """Function that reads a table: distances (distances,) -> vectors (num_heads or 1, distances,

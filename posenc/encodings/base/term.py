@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from posenc.positions import Positions, as_range, as_tensor, values_at
+from posenc.positions.tokens import Positions, as_range, as_tensor, values_at
 
 
 class Tokens:

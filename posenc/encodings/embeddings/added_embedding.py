@@ -9,7 +9,7 @@ from posenc.encodings.base.check_inputs import validated_embedding_positions
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.position_encoding import Embedded, PositionEncoding
 from posenc.encodings.numerics.precision import at_least_float32
-from posenc.positions import as_tensor
+from posenc.positions.tokens import as_tensor
 
 
 class AddedEmbedding(PositionEncoding):

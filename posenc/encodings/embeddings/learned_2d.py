@@ -15,7 +15,7 @@ from posenc.encodings.base.position_encoding import ModelShape
 from posenc.encodings.embeddings.added_embedding import AddedEmbedding
 from posenc.encodings.embeddings.grow import interpolate_2d
 from posenc.encodings.embeddings.learned import check_row_indices
-from posenc.positions import has_no_place
+from posenc.positions.tokens import has_no_place
 
 
 class Learned2D(AddedEmbedding):

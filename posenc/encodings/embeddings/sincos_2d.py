@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc.encodings.embeddings.added_embedding import AddedEmbedding
 from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
 from posenc.frequencies.series import inverse_frequencies
-from posenc.positions import has_no_place, move_placeless_to_origin
+from posenc.positions.tokens import has_no_place, move_placeless_to_origin
 
 
 class SinCos2D(AddedEmbedding):

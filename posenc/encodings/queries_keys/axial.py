@@ -30,7 +30,7 @@ from posenc.frequencies.series import (
     geometric_series,
     inverse_frequencies,
 )
-from posenc.positions import move_placeless_to_origin
+from posenc.positions.tokens import move_placeless_to_origin
 
 
 class AxialRoPE(Rotation):

@@ -15,7 +15,7 @@ from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.queries_keys.rotate import rotate
 from posenc.encodings.queries_keys.rotation import QueryKeyEncoding, check_keys
 from posenc.frequencies.series import inverse_frequencies
-from posenc.positions import Positions
+from posenc.positions.tokens import Positions
 
 
 class PoPE(QueryKeyEncoding):

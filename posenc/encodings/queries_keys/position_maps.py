@@ -16,7 +16,7 @@ from posenc.encodings.numerics.torch_modes import outside_inference_mode
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.frequencies.scalings.scaling import Scaling
 from posenc.masks import Mask, sliding_window
-from posenc.positions import (
+from posenc.positions.tokens import (
     KeyPositionTensor,
     Positions,
     QueryPositionTensor,

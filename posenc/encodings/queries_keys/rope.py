@@ -16,7 +16,7 @@ from posenc.encodings.queries_keys.rotation_from_config import rotation_argument
 from posenc.frequencies.scalings.lookup import SCALINGS
 from posenc.frequencies.scalings.scaling import Frequencies, Scaling, rope_frequencies
 from posenc.frequencies.series import inverse_frequencies
-from posenc.positions import Positions
+from posenc.positions.tokens import Positions
 
 
 class RoPE(Rotation):

@@ -17,7 +17,7 @@ from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.numerics.torch_modes import outside_inference_mode
 from posenc.encodings.queries_keys.rotate import rotate_together
 from posenc.frequencies.scalings.scaling import Frequencies
-from posenc.positions import (
+from posenc.positions.tokens import (
     Positions,
     PositionTensor,
     RememberedPositions,

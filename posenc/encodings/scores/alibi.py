@@ -12,7 +12,7 @@ from posenc.encodings.base.term import Formula, PairwiseBias, Tokens
 from posenc.encodings.numerics.caches import Constants
 from posenc.encodings.numerics.precision import float_distance, per_head
 from posenc.encodings.numerics.slopes_and_buckets import alibi_slopes_and_sides
-from posenc.positions import subtract_first_key
+from posenc.positions.tokens import subtract_first_key
 
 
 class ALiBi(DistanceBias):

@@ -23,7 +23,7 @@ from posenc.encodings.numerics.precision import read_linear
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.scores.fire import FIRE
 from posenc.encodings.scores.kerple import Kerple
-from posenc.positions import PositionTensor
+from posenc.positions.tokens import PositionTensor
 
 INNER_BIASES: dict[str, tuple[type[PositionEncoding], dict[str, Any]]] = {
     "alibi": (ALiBi, {}),

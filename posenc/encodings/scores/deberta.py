@@ -18,7 +18,7 @@ from posenc.encodings.numerics.precision import at_least_float32, read_linear
 from posenc.encodings.numerics.slopes_and_buckets import deberta_bucket_ends
 from posenc.encodings.numerics.tensor_views import repeat_kv_heads
 from posenc.encodings.numerics.torch_modes import extremes_if_readable
-from posenc.positions import Positions
+from posenc.positions.tokens import Positions
 
 
 class DeBERTa(PositionEncoding):

@@ -18,7 +18,12 @@ from posenc.encodings.base.position_encoding import ModelShape, PositionEncoding
 from posenc.encodings.base.term import PairwiseBias, Tokens
 from posenc.encodings.numerics.precision import read_linear, without_autocast
 from posenc.encodings.numerics.torch_modes import is_readable
-from posenc.positions import FlatKeyPositions, FlatQueryPositions, distances, offset_of_first_query
+from posenc.positions.tokens import (
+    FlatKeyPositions,
+    FlatQueryPositions,
+    distances,
+    offset_of_first_query,
+)
 
 
 class FIRE(PositionEncoding):

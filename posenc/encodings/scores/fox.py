@@ -18,7 +18,7 @@ from posenc.encodings.base.position_encoding import (
 )
 from posenc.encodings.base.term import PairwiseBias, ScoreMod, Tokens
 from posenc.encodings.numerics.precision import at_least_float32, read_linear, without_autocast
-from posenc.positions import distances
+from posenc.positions.tokens import distances
 
 
 class FoX(PositionEncoding):

@@ -12,7 +12,7 @@ from posenc.encodings.numerics.caches import Constants
 from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
 from posenc.encodings.numerics.precision import float_distance, per_head
 from posenc.frequencies.series import geometric_series
-from posenc.positions import FlatKeyPositions, FlatQueryPositions
+from posenc.positions.tokens import FlatKeyPositions, FlatQueryPositions
 
 DISTANCES_AT_ONCE = 256
 """Distances whose dim/2 cosines are in memory at the same time; chosen, not derived."""

@@ -23,7 +23,7 @@ from posenc.encodings.base.term import ScoreMod, Tokens
 from posenc.encodings.numerics.exact_frequencies import ExactFrequencies
 from posenc.encodings.numerics.precision import at_least_float32, read_linear
 from posenc.frequencies.series import inverse_frequencies
-from posenc.positions import Positions, distances
+from posenc.positions.tokens import Positions, distances
 
 
 class TransformerXL(PositionEncoding):

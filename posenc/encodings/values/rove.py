@@ -21,7 +21,7 @@ from posenc.encodings.base.term import Tokens
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rotation import Rotation
-from posenc.positions import Positions
+from posenc.positions.tokens import Positions
 
 
 class RoVE(PositionEncoding):

@@ -15,7 +15,7 @@ from posenc.encodings.base.products_by_distance import ProductsByDistance
 from posenc.encodings.base.term import Tokens
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.numerics.tensor_views import grouped_matmul, repeat_kv_heads
-from posenc.positions import distances
+from posenc.positions.tokens import distances
 
 
 class Shaw(PositionEncoding):

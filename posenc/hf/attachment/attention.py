@@ -23,7 +23,7 @@ from posenc.hf.attachment.forward_context import (
 )
 from posenc.hf.transformers_compat import query_count_and_offset, requested_padding_mask
 from posenc.masks import Mask, causal, document
-from posenc.positions import as_range, consecutive_positions, num_tokens
+from posenc.positions.tokens import as_range, consecutive_positions, num_tokens
 
 IMPLEMENTATION = "posenc"
 

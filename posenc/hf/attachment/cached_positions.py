@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from posenc.hf.attachment.forward_context import RUNNING_ATTENTION, RunningAttention
-from posenc.positions import as_tensor
+from posenc.positions.tokens import as_tensor
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,7 @@ from posenc.hf.attachment.packed_rows import (
     refuse_packed_text,
 )
 from posenc.hf.transformers_compat import find_cache
-from posenc.positions import (
-    as_tensor,
-    consecutive_positions,
-    positions_from_mask,
-)
+from posenc.positions.tokens import as_tensor, consecutive_positions, positions_from_mask
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from posenc.hf.attachment.forward_context import RunningForward
 from posenc.hf.transformers_compat import counts_chunks_per_text
-from posenc.positions import first_text_returns
+from posenc.positions.tokens import first_text_returns
 
 
 def mask_of_text_beginnings(positions: Tensor, valid: Tensor) -> Tensor:

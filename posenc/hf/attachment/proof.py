@@ -27,7 +27,7 @@ from posenc.hf.transformers_compat import (
     static_cache_argument,
 )
 from posenc.machine.fingerprint import versions
-from posenc.positions import as_tensor
+from posenc.positions.tokens import as_tensor
 
 LOG = logging.getLogger("posenc.hf")
 """Logger of what could not be checked; it writes to stderr, and applications may redirect it."""

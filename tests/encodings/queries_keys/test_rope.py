@@ -5,9 +5,10 @@ import torch
 
 import posenc
 from posenc.encodings.queries_keys.axial import AxialRoPE, MixedRoPE
-from posenc.encodings.queries_keys.mrope import MRoPE, mrope_positions
+from posenc.encodings.queries_keys.mrope import MRoPE
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.frequencies.scalings.registry import Proportional, YaRN
+from posenc.positions.mrope import mrope_positions
 from tests.golden_values import Case, cases
 
 

@@ -1,12 +1,5 @@
-"""Token positions: make them from masks, documents and grids, and compare them.
-
-A Python range is accepted wherever positions are; it is known to be consecutive.
-
->>> posenc.positions.positions_from_mask(torch.tensor([[0, 0, 1, 1, 1]]))
-tensor([[0, 0, 0, 1, 2]])
->>> posenc.positions.positions_from_documents(torch.tensor([7, 7, 7, 8, 8]))
-tensor([0, 1, 2, 0, 1])
-"""
+"""Positions of tokens: their types, how they are compared, and how masks and documents number
+them."""
 
 from typing import Any
 
@@ -15,22 +8,6 @@ from jaxtyping import Bool, Float, Int, Real, Shaped
 from torch import Tensor
 
 from posenc.arguments import FARTHEST_POSITION, check_count, explain_misfits
-from posenc.grids import grid as grid
-from posenc.grids import normalized_grid as normalized_grid
-
-__all__ = [
-    "distances",
-    "documents_from_positions",
-    "grid",
-    "normalized_grid",
-    "positions_from_documents",
-    "positions_from_mask",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
 
 PositionTensor = Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"]
 """Positions as a tensor: (len) or (batch, len), with a last axis if they have components."""
