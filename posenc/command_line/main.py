@@ -103,7 +103,7 @@ def _sort_options(params: list[Any], function: Callable[..., Any]) -> None:
             _, argument = get_args(parameters[param.name].annotation)
             param.help = argument.help  # typer before 0.26 loses it with click 8.5
             continue
-        param.help = escape(param.help)  # rich takes [lm-eval] for a style
+        param.help = escape(param.help)  # rich takes [hf] for a style
         if param.metavar is None:
             value_type = parameters[param.name].annotation
             while inner_types := get_args(value_type):  # Annotated, None or a list of it

@@ -1,12 +1,8 @@
 """Extend a checkpoint and show the outcome: `run` for Python, `extend_and_show` for the command."""
 
-import importlib.util
 import itertools
-import subprocess
-import sys
 import warnings
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +24,6 @@ from posenc.report.terminal import print_line, print_report, stderr_console
 
 LOSS_TABLE_COLUMNS = ("method", "start", "stop", "loss", "low", "high", "tokens")
 """Headings of the CSV table next to the page."""
-LM_EVAL_FOLDER = "lm-eval"
-LM_EVAL_INSTALL = 'pip install "lm-eval[hf]>=0.4.9"'
 
 
 @explain_misfits
@@ -147,7 +141,6 @@ def extend_and_show(
     out: Path | None,
     method: str | None,
     as_json: bool = False,
-    lm_eval_tasks: str | None = None,
     figures_folder: Path | None = None,
     **settings: Any,
 ) -> None:
@@ -160,8 +153,6 @@ def extend_and_show(
     Raises: ValueError for wrong input, before anything is written; RunFailed or NotExported, after
     everything is shown, if the checkpoint that was asked for is not written.
     """
-    if lm_eval_tasks is not None:
-        check_lm_eval(lm_eval_tasks, out)
     console = stderr_console()
     prepare_outputs(out, page_path, figures_folder)
     _refuse_foreign_table(page_path)
@@ -190,7 +181,7 @@ def extend_and_show(
     if not_exported is not None:
         raise not_exported
     if outcome.proof is not None and out is not None:
-        _say_written(outcome, out, lm_eval_tasks)
+        _say_written(outcome, out)
     elif out is not None:
         reason_in_words = outcome.reason.partition(". ")[0]
         raise RunFailed(
@@ -243,24 +234,12 @@ def _write_page_and_table(
         write_loss_table(outcome, page_path.with_suffix(".csv"))
 
 
-def _say_written(outcome: Outcome, written_folder: Path, lm_eval_tasks: str | None) -> None:
-    """Say on stderr what was written and what was left behind, and run the tasks of lm-eval if
-    any."""
+def _say_written(outcome: Outcome, written_folder: Path) -> None:
+    """Say on stderr what was written and what was left behind."""
     console = stderr_console()
     console.print(f"Written and proved: {written_folder}", markup=False)
     if outcome.files_not_copied:
         print_line(console, f"Left behind: {', '.join(outcome.files_not_copied)}")
-    if lm_eval_tasks is not None:
-        _run_and_print_lm_eval(outcome, written_folder, lm_eval_tasks)
-
-
-def _run_and_print_lm_eval(outcome: Outcome, written_folder: Path, task_names: str) -> None:
-    """Run lm-eval on the written checkpoint, in the dtype and on the device of the measurements;
-    it prints its table, and the line below says where its results are."""
-    model = outcome.checkpoint.model
-    dtype = str(model.dtype).removeprefix("torch.")
-    results_folder = run_lm_eval(written_folder, task_names, dtype, str(model.device))
-    stderr_console().print(f"lm-eval: {results_folder}", markup=False)
 
 
 def write_loss_table(outcome: Outcome, path: Path) -> None:
@@ -305,39 +284,3 @@ def read_documents(text_files: list[Path]) -> list[str]:
     if not documents:
         raise ValueError(f"{', '.join(map(str, text_files))}: no text in it.")
     return documents
-
-
-def check_lm_eval(task_names: str, out: Path | None) -> None:
-    """Raise ValueError, before anything is measured, unless lm-eval is installed and there is a
-    folder that it can name. task_names: names of lm-eval, between commas."""
-    if out is None:
-        raise ValueError(f"--lm-eval {task_names} reads the exported folder: name one with --out.")
-    if "," in str(out):
-        raise ValueError(f"--lm-eval cannot name a folder with a comma in it: {out}.")
-    if importlib.util.find_spec("lm_eval") is None:
-        raise ValueError(f"--lm-eval: lm_eval is not installed: {LM_EVAL_INSTALL}")
-
-
-def run_lm_eval(folder: Path, task_names: str, dtype: str, device: str) -> Path:
-    """Run tasks of lm-eval on the folder, in another process that prints its table on stderr.
-    Return the folder of its JSON, OUT/lm-eval.
-
-    Raises: RunFailed where it ends with an error.
-    """
-    results_folder = folder / LM_EVAL_FOLDER
-    model_options = f"pretrained={folder.resolve()},dtype={dtype},trust_remote_code=False"
-    command_options = {
-        "--model": "hf",
-        "--model_args": model_options,
-        "--tasks": task_names,
-        "--device": device,
-        "--output_path": str(results_folder.resolve()),
-    }
-    command = [sys.executable, "-P", "-m", "lm_eval", *chain.from_iterable(command_options.items())]
-    # The table is printed on stderr like all text for people; stdout is for --json.
-    completed = subprocess.run(command, stdout=sys.stderr.fileno(), check=False)
-    if completed.returncode:
-        raise RunFailed(
-            f"lm-eval ended with {completed.returncode}; {folder} is written and proved."
-        )
-    return results_folder

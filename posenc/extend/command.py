@@ -83,15 +83,6 @@ def extend(
             panel="Where",
         ),
     ] = None,
-    lm_eval: Annotated[
-        str | None,
-        option(
-            "Run these tasks of lm-eval on the exported folder; "
-            "needs pip install 'lm-eval[hf]>=0.4.9'.",
-            shown=False,
-            metavar="TASKS",
-        ),
-    ] = None,
     report: Annotated[
         Path | None, option("Where to write the page.", shown="OUT/extend.html", panel="Output")
     ] = None,
@@ -121,7 +112,6 @@ def extend(
         out=out,
         options=options,
         as_json=as_json,
-        lm_eval_tasks=lm_eval,
         as_bytes=as_bytes,
         as_ids=as_ids,
         figures_folder=figures,
