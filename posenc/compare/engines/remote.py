@@ -6,7 +6,7 @@ import tempfile
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from posenc.command_line.errors import one_line
@@ -14,6 +14,7 @@ from posenc.compare.engines.storage import (
     Mirror,
     Storage,
     download_result,
+    download_results,
     replace_with_stored_files,
 )
 from posenc.compare.results import TrialResult
@@ -167,11 +168,8 @@ class Remote:
             return
         for corpus_hash in {trial.corpus for trial in trials if trial.is_on_text}:
             self.storage.upload_text(folder_of_text(folder, corpus_hash))
-        result_paths = self.storage.fs.glob(self.storage.path("*/result.json"))
-        finished_folders = {PurePosixPath(result_path).parent.name for result_path in result_paths}
-        for trial in trials:
-            if trial.folder in finished_folders and not is_done(folder, trial):
-                download_result(self.storage, folder / trial.folder)
+        missing_trials = [trial for trial in trials if not is_done(folder, trial)]
+        download_results(self.storage, [folder / trial.folder for trial in missing_trials])
 
     def submit(self, trial: TrialConfig) -> None:
         """Send the trial as a job, from its last checkpoint where it has one."""

@@ -9,13 +9,19 @@ import hashlib
 import secrets
 import tempfile
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from posenc.command_line.errors import one_line
-from posenc.compare.trial.result_files import CHECKPOINT_FILE, TOKENIZER_FILE, Cursor
+from posenc.compare.trial.result_files import (
+    CHECKPOINT_FILE,
+    RESULT_FILE,
+    TOKENIZER_FILE,
+    Cursor,
+)
 from posenc.files.atomic import is_partial, write_atomically
 from posenc.files.opening import (
     make_folder,
@@ -29,6 +35,9 @@ from posenc.files.opening import (
 from posenc.files.sealed_json import seal, unseal
 from posenc.lazy import require_package
 
+REQUESTS_AT_ONCE = 16
+"""Trials that are copied from a storage at a time: chosen. More did not help a server of S3 on the
+same two cores."""
 CONTENTS_FILE = "contents.json"
 """In the folder of a text: the hash of each file, written last."""
 
@@ -206,7 +215,7 @@ def replace_with_stored_files(storage: Storage, folder: Path) -> None:
     remove_folder(folder)
     make_subfolder(folder)
     storage.download(
-        folder, sorted(storage.names(folder.name), key=lambda name: name == "result.json")
+        folder, sorted(storage.names(folder.name), key=lambda name: name == RESULT_FILE)
     )
 
 
@@ -215,11 +224,29 @@ def download_result(storage: Storage, folder: Path) -> None:
     storage.download(folder, _names_with_result_last(storage.names(folder.name)))
 
 
+def download_results(storage: Storage, folders: Iterable[Path]) -> None:
+    """Copy those of these trials' folders that the storage has with a result, REQUESTS_AT_ONCE at a
+    time: each waits most of its time for answers. All names come from one listing."""
+    names_by_folder: dict[str, list[str]] = {}
+    for name in storage.names(""):
+        folder_name, _, name_in_folder = name.partition("/")
+        names_by_folder.setdefault(folder_name, []).append(name_in_folder)
+
+    def download(folder: Path) -> None:
+        names = names_by_folder.get(folder.name, [])
+        if RESULT_FILE in names:
+            storage.download(folder, _names_with_result_last(names))
+
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+        for _ in pool.map(download, folders):  # raises what a thread has raised
+            pass
+
+
 def _names_with_result_last(names: Iterable[str]) -> list[str]:
     """Return the names without those of checkpoints, sorted, but result.json last: where it is, a
     trial counts as finished, so all else must be there before."""
     names = [name for name in sorted(names) if not name.startswith("checkpoint")]
-    return sorted(names, key=lambda name: name == "result.json")
+    return sorted(names, key=lambda name: name == RESULT_FILE)
 
 
 def _hash_text_files(folder: Path) -> dict[str, str]:

@@ -13,6 +13,8 @@ SPLITS = ("train", "valid", "test")
 """The files of a text, without suffix."""
 TOKENIZER_FILE = "tokenizer.json"
 """The tokenizer of a text of tokens, in the folder of the text."""
+RESULT_FILE = "result.json"
+"""The result of a trial, which counts as finished by it."""
 CHECKPOINT_FILE, WEIGHTS_FILE = "checkpoint.json", "model.safetensors"
 
 

@@ -18,9 +18,11 @@ import pytest
 from posenc.compare.engines import remote
 from posenc.compare.engines.remote import Job, Lost, Remote, describe_difference, machine_facts
 from posenc.compare.engines.storage import (
+    REQUESTS_AT_ONCE,
     Mirror,
     Storage,
     download_result,
+    download_results,
     replace_with_stored_files,
     storage_problem,
 )
@@ -281,3 +283,44 @@ def test_a_text_of_tokens_is_copied_with_its_tokenizer(tmp_path):
     assert {path.name: path.read_bytes() for path in copy.iterdir()} == {
         name: name.encode() for name in names
     }
+
+
+def test_finished_trials_are_asked_for_side_by_side_and_others_not(url, tmp_path):
+    storage = Storage(url)
+    for i in range(40):
+        storage.write(f"rope-seed{i}/timing.json", b"t")
+        storage.write(f"rope-seed{i}/huggingface/config.json", b"c")
+        storage.write(f"rope-seed{i}/result.json", b"%d" % i)
+    storage.write("rope-seed40/checkpoint.json", b"not finished")
+    reads_at_once = []
+    num_running = 0
+    read = storage.read
+
+    def slow_read(name):
+        nonlocal num_running
+        num_running += 1
+        reads_at_once.append(num_running)
+        time.sleep(0.01)
+        content = read(name)
+        num_running -= 1
+        return content
+
+    storage.read = slow_read
+    folders = [tmp_path / "study" / f"rope-seed{i}" for i in range(2, 42)]
+    download_results(storage, folders)
+    assert max(reads_at_once) > REQUESTS_AT_ONCE / 2
+    assert (folders[0] / "result.json").read_bytes() == b"2"
+    assert (folders[37] / "huggingface" / "config.json").read_bytes() == b"c"
+    assert not folders[38].exists() and not folders[39].exists()
+
+
+def test_an_error_of_the_storage_is_not_lost_in_a_thread(tmp_path):
+    storage = Storage(f"file://{tmp_path}/kept")
+    storage.write("rope-seed0/result.json", b"0")
+
+    def fail(name):
+        raise PermissionError(f"{name}: not yours")
+
+    storage.read = fail
+    with pytest.raises(PermissionError, match="not yours"):
+        download_results(storage, [tmp_path / "rope-seed0"])
