@@ -15,7 +15,7 @@ from posenc.list import complete_name
 ENGINE_OPTIONS = {
     "local": ("workers",),
     "ray": ("address", "storage", "max_parallel"),
-    "slurm": ("partition", "max_parallel"),
+    "slurm": ("partition", "sbatch", "max_parallel"),
 }
 """The options that each engine has, of which others have none."""
 TOKEN_TYPES = ("uint16", "uint32")
@@ -347,6 +347,16 @@ class Options:
     ] = None
     partition: Annotated[
         str | None, option("Slurm's partition.", shown="Slurm's own default", panel="Where")
+    ] = None
+    sbatch: Annotated[
+        str | None,
+        option(
+            "What sbatch is told beside the partition: account, qos, mem, time and signal, as in "
+            "account=ml,qos=long,mem=8G,time=12:00:00,signal=120. signal: seconds before the "
+            "end of the time at which a job is told to stop.",
+            shown="time=24:00:00",
+            panel="Where",
+        ),
     ] = None
     max_parallel: Annotated[
         int | None,

@@ -114,7 +114,7 @@ def open_engine(options: Options, device: str, num_trials: int) -> Engine:
         return RayCluster(options.address, options.storage, options.max_parallel, device)
     from posenc.compare.engines.slurm import Slurm
 
-    return Slurm(options.partition, options.max_parallel or num_trials, device)
+    return Slurm(options.partition, options.max_parallel or num_trials, device, options.sbatch)
 
 
 def run_trials(

@@ -33,12 +33,19 @@ class Slurm(Remote):
     queued again. Jobs of a command that was killed run on, and end when the same command begins
     again, which takes what they have finished and queues the rest.
 
+    sbatch: the text of the option --sbatch, see `job_parameters_of`.
     cluster: "slurm", or "local" for processes of this machine in its place.
     """
 
     def __init__(
-        self, partition: str | None, max_parallel: int, device: str, cluster: str = "slurm"
+        self,
+        partition: str | None,
+        max_parallel: int,
+        device: str,
+        sbatch: str | None = None,
+        cluster: str = "slurm",
     ) -> None:
+        parameters_of_user = job_parameters_of(sbatch or "")
         require_package("submitit", "--engine slurm")
         import submitit
 
@@ -59,6 +66,7 @@ class Slurm(Remote):
         }
         self.job_parameters |= {} if partition is None else {"slurm_partition": partition}
         self.job_parameters |= {"gpus_per_node": 1} if device == "cuda" else {}
+        self.job_parameters |= parameters_of_user
         self.running: dict[TrialConfig, Any] = {}
         self.waiting: list[tuple[TrialConfig, Job]] = []
 
@@ -125,6 +133,84 @@ class Slurm(Remote):
         else:
             reasons = re.findall(r"Lost:(.*)", str(error)) or [one_line(error)[:200]]
             self.retry_lost_trial(trial, f"its job {job.job_id} has ended ({reasons[-1].strip()})")
+
+
+def job_parameters_of(text: str) -> dict[str, Any]:
+    """Return submitit's parameters for the text of the option --sbatch, pairs such as
+    `account=ml,time=12:00:00`.
+
+    >>> job_parameters_of("account=ml,mem=8G,time=1-12:00:00")
+    {'slurm_account': 'ml', 'slurm_mem': '8G', 'timeout_min': 2160}
+
+    Raises: ValueError for another name, one that is there twice, or a value that Slurm refuses.
+    """
+    parameters: dict[str, Any] = {}
+    for pair in filter(None, text.split(",")):
+        name, _, value = pair.partition("=")
+        if name not in _PARAMETER_OF_SETTING or not value:
+            raise ValueError(
+                f"--sbatch takes {', '.join(_PARAMETER_OF_SETTING)}, each as in mem=8G and "
+                f"separated by commas, got {pair!r}."
+            )
+        parameter = _PARAMETER_OF_SETTING[name]
+        if parameter in parameters:
+            raise ValueError(f"--sbatch has {name} twice; give it once.")
+        parameters[parameter] = _value_of_setting(name, value)
+    return parameters
+
+
+_PARAMETER_OF_SETTING = {
+    "account": "slurm_account",
+    "qos": "slurm_qos",
+    "mem": "slurm_mem",
+    "time": "timeout_min",
+    "signal": "slurm_signal_delay_s",
+}
+"""submitit's name of each setting of --sbatch. `timeout_min`, which its local executor knows too,
+is also what submitit measures a job by."""
+
+
+def _value_of_setting(name: str, value: str) -> str | int:
+    """Return the value of a setting of --sbatch: memory as text, time in minutes, a signal in
+    seconds. Raises: ValueError."""
+    if name == "time":
+        return _minutes(value)
+    if name == "mem" and not re.fullmatch(r"[1-9]\d*[KMGT]?", value):
+        raise ValueError(f"--sbatch: mem must be a whole number with K, M, G or T, got {value!r}.")
+    if name == "signal":
+        if not re.fullmatch(r"[1-9]\d{0,4}", value):  # Slurm takes at most 65,535
+            raise ValueError(f"--sbatch: signal must be seconds before the end, got {value!r}.")
+        return int(value)
+    return value
+
+
+def _minutes(text: str) -> int:
+    """Return the minutes of one of Slurm's forms of a time, rounded up: M, M:S, H:M:S, D-H, D-H:M,
+    D-H:M:S. Raises: ValueError for another text, and for no time at all."""
+    days_text, dash, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if not all(re.fullmatch(r"\d{1,6}", part) for part in ([days_text] if dash else []) + parts):
+        parts = []
+    minutes = 0
+    if dash and 1 <= len(parts) <= 3:
+        hours, minutes_text, seconds = (*parts, "0", "0")[:3]
+        minutes = _sum_in_minutes(days_text, hours, minutes_text, seconds)
+    elif len(parts) == 3:
+        minutes = _sum_in_minutes("0", *parts)
+    elif 1 <= len(parts) <= 2:
+        minutes = _sum_in_minutes("0", "0", *(*parts, "0")[:2])
+    if minutes < 1:
+        raise ValueError(
+            f"--sbatch: time must be as Slurm takes it, such as 90, 12:00:00 or 2-00:00:00, got "
+            f"{text!r}."
+        )
+    return minutes
+
+
+def _sum_in_minutes(days: str, hours: str, minutes: str, seconds: str) -> int:
+    """Return a time in minutes, rounded up."""
+    total_minutes = (24 * int(days) + int(hours)) * 60 + int(minutes)
+    return total_minutes + (1 if int(seconds) else 0)
 
 
 @dataclass

@@ -25,7 +25,11 @@ from tests.compare.judging.test_summary import TRIAL
         ({"max_parallel": 2}, "--max-parallel is an option of --engine ray or slurm"),
         ({"engine": "ray", "workers": 2}, "--workers is an option of --engine local"),
         ({"engine": "ray", "partition": "cpu"}, "--partition is an option of --engine slurm"),
-        ({"engine": "slurm", "address": "auto"}, "--engine slurm has --partition, --max-parallel"),
+        ({"engine": "ray", "sbatch": "mem=8G"}, "--sbatch is an option of --engine slurm"),
+        (
+            {"engine": "slurm", "address": "auto"},
+            "--engine slurm has --partition, --sbatch, --max-parallel",
+        ),
     ],
 )
 def test_options_of_another_engine_are_refused(options, words):
@@ -36,7 +40,7 @@ def test_options_of_another_engine_are_refused(options, words):
 def test_options_of_the_engine_are_taken():
     check_options(Options(workers=2))
     check_options(Options(engine="ray", address="auto", storage="s3://a/b", max_parallel=3))
-    check_options(Options(engine="slurm", partition="cpu", max_parallel=3))
+    check_options(Options(engine="slurm", partition="cpu", sbatch="mem=8G", max_parallel=3))
 
 
 def test_losses_count_only_without_progress():

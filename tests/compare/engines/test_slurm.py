@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import signal
 
@@ -11,7 +12,7 @@ import pytest
 
 from posenc.compare.engines import run_trials
 from posenc.compare.engines.remote import Lost
-from posenc.compare.engines.slurm import Slurm, SlurmTask
+from posenc.compare.engines.slurm import Slurm, SlurmTask, job_parameters_of
 from tests.compare.engines.test_run_trials import Log, results, run_here, trial
 from tests.processes import supervisor_of
 
@@ -73,6 +74,61 @@ def test_a_job_ends_when_the_command_has_been_started_again(tmp_path):
         task()
     with pytest.raises(Lost, match="a newer run"):
         task()
+
+
+def sbatch_lines_of(tmp_path, monkeypatch, text: str | None) -> list[str]:
+    """What submitit gives to sbatch for the jobs of an engine with these settings."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("sbatch", "srun"):
+        (tools / name).write_text("#!/bin/sh\nexit 0\n")
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    engine = Slurm("cpu", 2, "cpu", text)
+    engine.prepare(tmp_path, [], 5)
+    return engine.executor._executor._make_submission_file_text("true", "id").splitlines()
+
+
+def test_sbatch_is_told_what_the_user_says(tmp_path, monkeypatch):
+    settings = "account=ml,qos=long,mem=8G,time=2-00:00:00,signal=120"
+    lines = sbatch_lines_of(tmp_path, monkeypatch, settings)
+    told = {"--account=ml", "--qos=long", "--mem=8G", "--time=2880", "--signal=USR2@120"}
+    told.add("--partition=cpu")
+    assert {f"#SBATCH {word}" for word in told} <= set(lines)
+
+
+def test_sbatch_is_told_of_a_day_without_settings(tmp_path, monkeypatch):
+    lines = sbatch_lines_of(tmp_path, monkeypatch, None)
+    assert "#SBATCH --time=1440" in lines
+    assert not any("account" in line or "qos" in line or "--mem" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("90", 90), ("90:30", 91), ("12:00:00", 720), ("2-00", 2880), ("1-12:30", 2190)],
+)
+def test_times_are_read_as_slurm_does(text, minutes):
+    assert job_parameters_of(f"time={text}") == {"timeout_min": minutes}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("acount=ml", "--sbatch takes account, qos, mem, time, signal, each as in"),
+        ("account", "got 'account'"),
+        ("qos=", "got 'qos='"),
+        ("mem=8G,mem=9G", "has mem twice"),
+        ("mem=8 GB", "mem must be a whole number with K, M, G or T, got '8 GB'"),
+        ("signal=USR1", "signal must be seconds before the end, got 'USR1'"),
+        ("time=0", "time must be as Slurm takes it, such as 90"),
+        ("time=1:2:3:4", "got '1:2:3:4'"),
+        ("time=2-", "got '2-'"),
+        ("time=-5", "got '-5'"),
+    ],
+)
+def test_settings_that_slurm_refuses_are_refused_here(text, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        Slurm("cpu", 2, "cpu", text)
 
 
 def test_without_sbatch_slurm_is_refused(monkeypatch):
