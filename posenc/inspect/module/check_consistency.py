@@ -2,6 +2,7 @@
 that torch.compile reuses one graph for sequences of other lengths."""
 
 import logging
+import math
 import warnings
 from typing import Any
 
@@ -15,10 +16,12 @@ from posenc.inspect.module.results import (
     are_close,
     bias_minus_largest,
     floating_tensors,
+    hidden_past_keys,
+    is_hidden,
     measure_errors,
     worst_head_in_words,
 )
-from posenc.inspect.module.subject import CheckResult, Subject
+from posenc.inspect.module.subject import Caution, CheckResult, Subject
 
 _TOLERANCE = 1e-4
 """Radians, logits or fractions: float32's difference when it adds in another order."""
@@ -101,7 +104,11 @@ def _differences_from_fresh(
 
 def judge_writes_into_arguments(subject: Subject) -> CheckResult:
     """Check that the module writes into none of the tensors that it is given."""
-    args, kwargs = subject.form.arguments(subject.make_inputs(min(_LONGER_LENGTH, subject.length)))
+    count = min(_LONGER_LENGTH, subject.length)
+    # Not from 0, which a module may subtract in place without a trace.
+    start = min(_LATER_START, subject.length - count)
+    inputs = subject.make_inputs(torch.arange(start, start + count))
+    args, kwargs = subject.form.arguments(inputs)
     arguments = dict(zip(subject.form.positional_words, args, strict=True)) | kwargs
     copies = {word: value.clone() for word, value in arguments.items() if isinstance(value, Tensor)}
     if not copies:
@@ -146,6 +153,8 @@ def _largest_difference(subject: Subject, a: Tensor, b: Tensor) -> float:
     """Return the largest difference between two results for the same positions; of biases relative
     to each row's largest, because a softmax sees nothing else."""
     if subject.reader.kind == "bias":
+        if not torch.equal(hidden_past_keys(a), hidden_past_keys(b)):
+            return math.inf
         rows = torch.arange(b.shape[-1])
         return (bias_minus_largest(a, rows) - bias_minus_largest(b, rows)).abs().max().item()
     return measure_errors(subject.reader.kind, a, b).worst
@@ -157,13 +166,14 @@ def judge_single_token(subject: Subject) -> CheckResult:
     count = min(_LONGER_LENGTH, subject.length)
     whole_result = subject.read_result(subject.make_inputs(count))
     last_position = count - 1
-    if {"q", "k"} <= words and not subject.form.takes_positions:
+    takes_offset = "offset" in subject.form.optional_names
+    if {"q", "k"} <= words and not subject.form.takes_positions and not takes_offset:
         return _judge_query_over_cached_keys(subject, whole_result, count)
     if {"q_len", "kv_len"} <= words:
         return _judge_single_query_of_bias(subject, whole_result, count)
     if subject.reader.kind != "bias" and "positions" in words:
         result_alone = subject.read_result(subject.make_inputs(torch.tensor([last_position])))
-    elif subject.reader.kind != "bias" and "offset" in subject.form.optional_names:
+    elif subject.reader.kind != "bias" and takes_offset:
         result_alone = subject.read_result(subject.make_inputs(1, offset=last_position))
     else:
         return None, "cannot be asked for one token"
@@ -184,6 +194,11 @@ def _judge_single_query_of_bias(subject: Subject, whole_bias: Tensor, count: int
     bias_alone = subject.read_result(subject.make_inputs(count, num_queries=1))
     if subject.reader.kind != "bias" or bias_alone.shape[-1] != count:
         return None, "returns no row of a bias"
+    num_seen_alone = _num_seen_keys(bias_alone[:, -1])
+    num_seen = _num_seen_keys(whole_bias[:, -1])
+    if num_seen_alone != num_seen:
+        text = f"token {count - 1} alone sees {num_seen_alone} keys, and {num_seen} in its sequence"
+        return False, text
     last_query = torch.tensor([count - 1])
     expected_bias = bias_minus_largest(whole_bias, last_query)
     worst = (bias_minus_largest(bias_alone[:, -1:], last_query) - expected_bias).abs().max().item()
@@ -195,6 +210,12 @@ def _judge_single_query_of_bias(subject: Subject, whole_bias: Tensor, count: int
     ):
         return None, f"given only counts, it takes one query over {count} keys for the first"
     return _judge_last_token_alone(worst, count)
+
+
+def _num_seen_keys(rows: Tensor) -> int:
+    """Return how many keys a query sees in the head in which it sees most. rows: its bias, (heads,
+    keys)."""
+    return int((~is_hidden(rows)).sum(-1).max())
 
 
 def _judge_query_over_cached_keys(
@@ -216,6 +237,10 @@ def _judge_query_over_cached_keys(
     whole_sides = subject.reader.by_head(whole_result).unbind(1)
     whole_scores = whole_sides[0][-1:] * whole_sides[1].conj()
     single_scores = single_sides[0][-1:] * single_sides[1].conj()
+    if len(single_sides[1]) > 1 and are_close(
+        single_sides[1], single_sides[1][:1].expand_as(single_sides[1]), _TOLERANCE
+    ):
+        return None, "gives all keys of one query the same position: made for equally many"
     if single_scores.shape != whole_scores.shape:
         return None, "returns other shapes for one query"
     worst = (
@@ -339,8 +364,9 @@ def _judge_later_start(
     return worst <= _TOLERANCE, f"{name} = {_LATER_START} is off by {worst:.2g}"
 
 
-def judge_compiled_graphs(subject: Subject) -> CheckResult:
-    """Check that the last two of six growing lengths need no new graph of torch.compile."""
+def judge_compiled_graphs(subject: Subject) -> CheckResult | Caution:
+    """Check that the last two of six growing lengths need no new graph of torch.compile. More
+    graphs take time and change no number, so that they are a caution."""
     lengths = [n for n in _COMPILED_LENGTHS if n <= subject.length]
     if len(lengths) < len(_COMPILED_LENGTHS):
         return None, f"does {subject.length} tokens only"
@@ -373,4 +399,6 @@ def judge_compiled_graphs(subject: Subject) -> CheckResult:
             logger.setLevel(log_level)
             torch.compiler.reset()
     text = f"{sum(new_graph_counts)} graphs for {len(lengths)} lengths"
-    return not (new_graph_counts[-1] and new_graph_counts[-2]), text
+    if new_graph_counts[-1] and new_graph_counts[-2]:
+        return Caution("torch.compile makes a new graph for each length", text)
+    return True, text

@@ -1,6 +1,5 @@
 """Check how exact positions are: all distinct, also in bfloat16, and right as far as stated."""
 
-import inspect
 import math
 import re
 from collections.abc import Callable
@@ -11,7 +10,13 @@ from torch import Tensor
 
 from posenc.command_line.errors import one_line
 from posenc.inspect.module.results import allowed_error, count_distinct, measure_errors
-from posenc.inspect.module.subject import CheckResult, Subject, modules_without_containers
+from posenc.inspect.module.stated import stated_docstrings
+from posenc.inspect.module.subject import (
+    Caution,
+    CheckResult,
+    Subject,
+    modules_without_containers,
+)
 
 _NARROW_DTYPE = torch.bfloat16
 _LEAST_ROTATION = 1e-4
@@ -71,16 +76,18 @@ def judge_bfloat16_activations(subject: Subject) -> CheckResult:
     return _judge_rounded_result(subject, exact, rounded)
 
 
-def judge_bfloat16_module(subject: Subject) -> CheckResult:
+def judge_bfloat16_module(subject: Subject) -> CheckResult | Caution:
     """Check that results after module.bfloat16() are those of the module in float32, up to
-    rounding."""
+    rounding. If they are not, that is a caution: who loads weights in bfloat16 casts no buffers."""
     if not any(modules_without_containers(subject.module)):
         return None, "a function holds no numbers"
     exact = subject.read_result(subject.make_inputs(subject.length))
     inputs = subject.make_inputs(subject.length, dtype=_NARROW_DTYPE)
-    return _judge_rounded_result(
-        subject, exact, subject.read_result(inputs, subject.make_copy().bfloat16())
-    )
+    rounded = subject.read_result(inputs, subject.make_copy().bfloat16())
+    holds, text = _judge_rounded_result(subject, exact, rounded)
+    if holds:
+        return holds, text
+    return Caution("it must stay in float32, because module.bfloat16() rounds its positions", text)
 
 
 def _judge_rounded_result(subject: Subject, exact: Tensor, rounded: Tensor) -> CheckResult:
@@ -337,10 +344,7 @@ def judge_promised_length(subject: Subject) -> CheckResult:
     if subject.refusal is None:
         return None, f"no limit met up to {subject.length:,} tokens"
     limit_in_words = f"{subject.refusal.num_tokens:,} tokens: {subject.refusal.message}"
-    docstrings = " ".join(
-        filter(None, map(inspect.getdoc, (type(subject.module), subject.module.forward)))
-    )
-    for sentence in re.split(r"(?<=[.;])\s+|\n\s*\n", docstrings):
+    for sentence in re.split(r"(?<=[.;])\s+|\n\s*\n", stated_docstrings(subject)):
         promise = _WORDS_OF_REBUILDING.search(sentence)
         if promise and _WORDS_OF_EXCEEDING.search(sentence):
             return False, f"its words promise “…{promise.group(0)}…” beyond it; {limit_in_words}"

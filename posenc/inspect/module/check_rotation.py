@@ -1,17 +1,15 @@
 """Check that a rotation is one: of pairs, from none at position 0, alike for queries and keys, at
 the stated frequencies."""
 
-import inspect
 import math
-import re
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from posenc.inspect.module.results import worst_head_in_words
-from posenc.inspect.module.subject import CheckResult, Subject, modules_without_containers
+from posenc.inspect.module.stated import stated_numbers, states_scaling
+from posenc.inspect.module.subject import CheckResult, Subject
 
 _TOLERANCE = 1e-3
 """Radians, or parts of a length: what float32 adds up to over a few positions."""
@@ -19,9 +17,6 @@ _POSITIONS_READ = torch.tensor([0, 1, 4, 9])
 """Positions whose rotations are read, and then those as much later as the length allows."""
 
 _BASE_NAMES = ("base", "theta", "rope_theta", "rotary_emb_base", "rope_base")
-_SCALING_PATTERN = re.compile(r"scal|factor|alpha|ntk|yarn|interpol|freqs_for|custom", re.I)
-_WORDS_OF_NO_SCALING = ("default", "lang")
-"""Values of options with such names that mean RoPE's own frequencies; as 0, 1, None and False."""
 _DISTANCES = (1, 8, 64)
 """Positions over which angles are read to measure a frequency: each refines the one before."""
 _LENGTH_FOR_POSITION_0 = 8
@@ -143,8 +138,8 @@ def judge_frequencies(subject: Subject) -> CheckResult:
         _all_are_close(head, inv_freq) for head in rotating_heads
     ):
         return None, "its heads have frequencies of their own, or none"
-    bases = set(_stated_numbers(subject, _BASE_NAMES))
-    is_scaled = _states_scaling(subject)
+    bases = set(stated_numbers(subject, _BASE_NAMES))
+    is_scaled = states_scaling(subject)
     if len(bases) != 1:
         return _judge_without_stated_base(inv_freq)
     (base,) = bases
@@ -310,72 +305,3 @@ def _without_copies(inv_freq: Tensor) -> Tensor:
         if (inv_freq - every_nth_frequency.repeat_interleave(num_copies)).abs().max() <= 1e-8:
             return _without_copies(every_nth_frequency)
     return inv_freq
-
-
-def _stated_numbers(subject: Subject, names: tuple[str, ...]) -> list[float]:
-    """Return the numbers that the module states under any of `names`: as an argument of the user;
-    if not, as an attribute, in its config, or as a default of its constructor."""
-    user_values: list[Any] = [
-        subject.constructor_arguments[name]
-        for name in names
-        if name in subject.constructor_arguments
-    ]
-    if user_values:
-        return [float(value) for value in user_values if isinstance(value, int | float)]
-    stated_values: list[Any] = []
-    for module in modules_without_containers(subject.module):
-        stated_values += _values_stated_by_module(module, names)
-    return [
-        float(v) for v in stated_values if isinstance(v, int | float) and not isinstance(v, bool)
-    ]
-
-
-def _values_stated_by_module(module: Any, names: tuple[str, ...]) -> list[Any]:
-    """Return the values that one module, or its config, has under any of `names`; if there are
-    none, the defaults of such arguments of its constructor."""
-    config = getattr(module, "config", None)
-    values = []
-    for settings in (vars(module), getattr(config, "__dict__", {}), _rope_parameters(config)):
-        values += [settings[name] for name in names if name in settings]
-    return values or [p.default for p in _constructor_parameters(module) if p.name in names]
-
-
-def _states_scaling(subject: Subject) -> bool:
-    """Return True if the module, its config or its arguments state a scaling of frequencies."""
-    stated_settings: dict[str, Any] = {}
-    for module in modules_without_containers(subject.module):
-        config = getattr(module, "config", None)
-        stated_settings |= {
-            p.name: p.default for p in _constructor_parameters(module) if p.default is not p.empty
-        }
-        stated_settings |= (
-            vars(module) | vars(module).get("_buffers", {}) | _rope_parameters(config)
-        )
-    stated_settings |= subject.constructor_arguments
-    if stated_settings.get("rope_type", "default") != "default":
-        return True
-    scaling_values = [
-        value for name, value in stated_settings.items() if _SCALING_PATTERN.search(name)
-    ]
-    return any(not callable(value) and not _means_no_scaling(value) for value in scaling_values)
-
-
-def _means_no_scaling(value: Any) -> bool:
-    """Return True for a value of an option of scaling that means none: None, 0, 1 or a word."""
-    return value is None or (
-        isinstance(value, int | float | str) and value in (0, 1, *_WORDS_OF_NO_SCALING)
-    )
-
-
-def _rope_parameters(config: Any) -> dict[str, Any]:
-    """Return the dict in which configs of transformers keep base and scaling; {} without one."""
-    parameters = getattr(config, "rope_parameters", None)
-    return parameters if isinstance(parameters, dict) else {}
-
-
-def _constructor_parameters(module: Any) -> list[inspect.Parameter]:
-    """Return the parameters of the constructor; [] if Python cannot list them."""
-    try:
-        return list(inspect.signature(type(module).__init__).parameters.values())
-    except (TypeError, ValueError):
-        return []

@@ -7,22 +7,22 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encodings import ALiBi
-from posenc.inspect.module.subject import CheckResult, Subject
+from posenc.inspect.module.results import is_hidden, num_distinct_values
+from posenc.inspect.module.stated import states_both_sides
+from posenc.inspect.module.subject import Caution, CheckResult, Subject
 
 _TOLERANCE = 1e-3
 """Relative difference below which two slopes are one; chosen, not derived."""
 _BFLOAT16_ROUNDING = 2**-7
 """Largest relative error that is taken for rounding to bfloat16: that of two roundings, of the
 distance and of its product with the slope, each by at most 2^-8."""
-_HIDDEN_BELOW = -1e4
-"""Logits that hide a key: less than any slope gives at the lengths of these checks."""
 _NUM_TOKENS = 64
 """Tokens of the call in which slopes are read; chosen, not derived."""
 _USUAL_EXPONENT = 8.0
 """ALiBi's bias_max: the last of a power of two heads has the slope 2^-8."""
 
 
-def judge_slopes(subject: Subject) -> CheckResult:
+def judge_slopes(subject: Subject) -> CheckResult | Caution:
     """Check that the slopes of a linear bias are those of ALiBi's authors; if not, name the known
     mistake that gives them. Other slopes get no verdict (None)."""
     if subject.reader.kind != "bias":
@@ -64,11 +64,18 @@ def judge_slopes(subject: Subject) -> CheckResult:
         mistakes.append(mistake)
     if departure_in_words:
         mistakes.append(departure_in_words)
+    rewards_future = _gain_of_future(bias) > 0
+    if rewards_future and states_both_sides(subject):
+        mistakes.append("it states attention to both sides, and rewards keys ahead")
     if mistakes:
         return (
             False,
             f"{slopes_in_words}; the authors' {_first_three_in_words(expected_slopes)}, ...: "
             f"{'; '.join(mistakes)}",
+        )
+    if rewards_future:
+        return Caution(
+            "for causal attention only, because keys ahead are rewarded", slopes_in_words
         )
     return True, slopes_in_words
 
@@ -82,29 +89,6 @@ def _line_slopes(bias: Tensor) -> Tensor | None:
     # 1e-9 for steps of 0, no fraction of which is left for rounding.
     is_straight = differences.le(_TOLERANCE * last_steps.abs()[:, None] + 1e-9).all()
     return last_steps if is_straight else None
-
-
-def judge_past_keys(subject: Subject) -> CheckResult:
-    """Check that a bias of keys before a query differs by distance. If only that of keys after it
-    does, the sign of the distance is exchanged."""
-    if subject.reader.kind != "bias":
-        return None, "no bias"
-    bias = subject.read_result(subject.make_inputs(min(_NUM_TOKENS, subject.length)))
-    if bias.shape[1] == 1:
-        return None, "a bias by key"
-    num_before, num_after = (_num_distinct(bias[:, query]) for query in (-1, 0))
-    if num_before > 1 or num_after == 1:
-        return (True if num_before > 1 else None), f"{num_before} values over {bias.shape[-1]} keys"
-    text = "all keys before the query have one value, and those after it"
-    return False, f"{text} {num_after}: the sign of the distance is exchanged"
-
-
-def _num_distinct(rows: Tensor) -> int:
-    """Return how many different numbers the bias of one query has, in the head with the most.
-
-    rows: (heads, keys).
-    """
-    return max(len(head.unique()) for head in rows)
 
 
 def _describe_departure_from_line(subject: Subject, slopes: Tensor) -> tuple[str, bool]:
@@ -125,7 +109,7 @@ def _describe_departure_from_line(subject: Subject, slopes: Tensor) -> tuple[str
     worst_index = int(errors.argmax())
     worst_distance = distance.flatten()[worst_index].item()
     if worst <= _BFLOAT16_ROUNDING:
-        distinct_in_words = f"{_num_distinct(bias[:, -1]):,} of {num_keys:,} distinct"
+        distinct_in_words = f"{num_distinct_values(bias[:, -1]):,} of {num_keys:,} distinct"
         return (
             f"distances are rounded: off by {worst:.2g} of {worst_distance:,.0f}; "
             f"{distinct_in_words}",
@@ -147,7 +131,7 @@ def _relative_error_of_line(bias: Tensor, slope: Tensor, distance: Tensor) -> Te
     """
     errors = (_drop_from_own_place(bias, distance) - slope * distance).abs()
     errors = errors / (slope.abs() * distance.clamp(min=1))
-    return errors.masked_fill((distance <= 0) | (bias <= _HIDDEN_BELOW), 0.0)
+    return errors.masked_fill((distance <= 0) | is_hidden(bias), 0.0)
 
 
 def _drop_from_own_place(bias: Tensor, distance: Tensor) -> Tensor:
@@ -313,8 +297,16 @@ def _first_three_in_words(slopes: Tensor) -> str:
 
 
 def _describe_rewarded_future(bias: Tensor) -> str:
-    """Return a remark if the first query has a larger bias for the last key, which is ahead of it,
-    than for its own position; "" if not."""
-    if bias.shape[1] == 1 or not (gain := (bias[:, 0, -1] - bias[:, 0, 0]).max().item()) > 0:
+    """Return a remark if keys ahead are rewarded; "" if not."""
+    gain = _gain_of_future(bias)
+    if not gain > 0:
         return ""
     return f"; keys ahead are rewarded, by {gain:.3g} logits at {bias.shape[-1] - 1}: causal only"
+
+
+def _gain_of_future(bias: Tensor) -> float:
+    """Return by how much the bias of the first query is larger for the last key, which is ahead of
+    it, than for its own position; 0 for a bias by key."""
+    if bias.shape[1] == 1:
+        return 0.0
+    return (bias[:, 0, -1] - bias[:, 0, 0]).max().item()

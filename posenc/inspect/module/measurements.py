@@ -10,7 +10,13 @@ import torch
 
 from posenc.arguments import explain_misfits
 from posenc.command_line.errors import one_line
-from posenc.inspect.module import check_consistency, check_precision, check_rotation, check_slopes
+from posenc.inspect.module import (
+    check_consistency,
+    check_distances,
+    check_precision,
+    check_rotation,
+    check_slopes,
+)
 from posenc.inspect.module.call_forms import (
     CALLS_BY_RETURN,
     NUM_HEADS,
@@ -20,15 +26,23 @@ from posenc.inspect.module.call_forms import (
 )
 from posenc.inspect.module.load import load_factory
 from posenc.inspect.module.result_reader import ResultMeaning
-from posenc.inspect.module.subject import ADAPTER_COMMAND, CheckResult, Subject, find_subject
+from posenc.inspect.module.subject import (
+    ADAPTER_COMMAND,
+    Caution,
+    CheckResult,
+    Subject,
+    find_subject,
+)
 from posenc.report.report import Report, Section, Table
 
-CHECKS: dict[str, Callable[[Subject], CheckResult]] = {  # in the order of the table
+CHECKS: dict[str, Callable[[Subject], CheckResult | Caution]] = {  # in the order of the table
     "position 0 leaves content as it is": check_rotation.judge_position_zero,
     "pairs of channels are rotated": check_rotation.judge_rotation_of_pairs,
     "scores depend on distance only": check_rotation.judge_shifted_scores,
     "frequencies are those of its base and width": check_rotation.judge_frequencies,
-    "keys before a query differ by distance": check_slopes.judge_past_keys,
+    "keys before a query differ by distance": check_distances.judge_past_keys,
+    "a distance takes its row of T5's table": check_distances.judge_rows_of_table,
+    "a window hides what it states": check_distances.judge_window,
     "what it is given stays as it is": check_consistency.judge_writes_into_arguments,
     "positions stay distinct": check_precision.judge_distinct_positions,
     "bfloat16 activations keep positions": check_precision.judge_bfloat16_activations,
@@ -54,6 +68,7 @@ _MEANING_IN_WORDS = {
 }
 """What a module returns, by the meaning of its numbers."""
 _VERDICT_IN_WORDS = {True: "yes", False: "no", None: "–"}
+_CAUTION_IN_WORDS = "see note"
 
 
 @dataclass(frozen=True)
@@ -61,12 +76,14 @@ class ModuleVerdict:
     """The result of one check.
 
     holds: True if the property named by `check` holds; None if it does not apply. measured: the
-    measured numbers in words.
+    measured numbers in words. note: the condition under which the module is right, in words; "" for
+    none.
     """
 
     check: str
     holds: bool | None
     measured: str
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -171,9 +188,12 @@ def _run_check(check: str, subject: Subject) -> ModuleVerdict:
     """Return the verdict of the check with this name in CHECKS; if the check raises an error, a
     verdict of None with the error as text."""
     try:
-        return ModuleVerdict(check, *CHECKS[check](subject))
+        result = CHECKS[check](subject)
     except Exception as error:  # foreign code: any exception is the finding
         return ModuleVerdict(check, None, f"does not run: {one_line(error)}")
+    if isinstance(result, Caution):
+        return ModuleVerdict(check, None, result.measured, result.note)
+    return ModuleVerdict(check, *result)
 
 
 def report_of(sheet: ModuleSheet) -> Report:
@@ -182,7 +202,11 @@ def report_of(sheet: ModuleSheet) -> Report:
     answer = _answer(sheet)
     call = f"{sheet.path}, called as {sheet.called_as}, {sheet.length:,} tokens"
     rows = [
-        [verdict.check, _VERDICT_IN_WORDS[verdict.holds], verdict.measured]
+        [
+            verdict.check,
+            _CAUTION_IN_WORDS if verdict.note else _VERDICT_IN_WORDS[verdict.holds],
+            verdict.measured,
+        ]
         for verdict in sheet.checks
     ]
     return Report(
@@ -201,13 +225,16 @@ def report_of(sheet: ModuleSheet) -> Report:
 
 
 def _answer(sheet: ModuleSheet) -> str:
-    """Return sentences: what the module returns, and which of the checks that apply fail."""
+    """Return sentences: what the module returns, which of the checks that apply fail, and under
+    which conditions it is right."""
+    notes = "; ".join(verdict.note for verdict in sheet.checks if verdict.note)
+    note_in_words = f" Note: {notes}." if notes else ""
     num_passed = sum(verdict.holds is True for verdict in sheet.checks)
     opening = f"{sheet.name} returns {_MEANING_IN_WORDS[sheet.meaning]}, computed from positions."
     if not sheet.wrong:
-        return f"{opening} All {num_passed} checks that apply pass."
+        return f"{opening} All {num_passed} checks that apply pass.{note_in_words}"
     names_of_wrong = "; ".join(verdict.check for verdict in sheet.wrong)
     return (
         f"{opening} {len(sheet.wrong)} of {num_passed + len(sheet.wrong)} checks fail: "
-        f"{names_of_wrong}."
+        f"{names_of_wrong}.{note_in_words}"
     )

@@ -11,6 +11,8 @@ from torch import Tensor
 ResultKind = Literal["rotation", "bias", "values"]
 """What results are read as, which decides how they are compared."""
 
+_HIDDEN_BELOW = -1e4
+"""Logits that hide a key: less than any slope gives at the lengths of the checks."""
 _NUM_CHECKED_ROWS = 16
 """Rows of a bias that are checked, spread over all."""
 
@@ -66,6 +68,18 @@ def bias_matrix(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
         return moved.reshape(-1, 1, moved.shape[-1])
     moved = tensor.movedim(axes[-2:], (-2, -1))
     return moved.reshape(-1, *moved.shape[-2:])
+
+
+def is_hidden(bias: Tensor) -> Tensor:
+    """Return True for each key that a bias hides, by minus infinity or a very negative number."""
+    return bias <= _HIDDEN_BELOW
+
+
+def hidden_past_keys(bias: Tensor) -> Tensor:
+    """Return True for each key, not after its query, that a bias (heads, queries, keys) hides. Its
+    last query is at the last key."""
+    num_queries, num_keys = bias.shape[-2:]
+    return is_hidden(bias).tril(num_keys - num_queries)
 
 
 def to_double_precision(tensor: Tensor) -> Tensor:
@@ -177,6 +191,14 @@ def _bias_error(actual: Tensor, expected: Tensor) -> RowErrors:
         relative_errors.amax((0, 2)),
         f"{worst_difference:.2g} logits within a row, weights by {moved_weight:.2g}",
     )
+
+
+def num_distinct_values(rows: Tensor) -> int:
+    """Return how many different numbers the bias of one query has, in the head with the most.
+
+    rows: (heads, keys).
+    """
+    return max(len(head.unique()) for head in rows)
 
 
 def worst_head_in_words(errors: Tensor) -> str:

@@ -41,6 +41,17 @@ CheckResult = tuple[bool | None, str]
 numbers in words."""
 
 
+@dataclass(frozen=True)
+class Caution:
+    """What a check returns instead for a module that is right under a condition.
+
+    note: the condition, in words, for the answer. measured: the measured numbers in words.
+    """
+
+    note: str
+    measured: str
+
+
 _MAX_LENGTH = 4096
 """Tokens of the longest sequence that the checks use; chosen, not derived."""
 SLOW_SECONDS = 0.3

@@ -13,6 +13,8 @@ PAIRS = "pairs of channels are rotated"
 SHIFT = "scores depend on distance only"
 FREQUENCIES = "frequencies are those of its base and width"
 PAST = "keys before a query differ by distance"
+ROWS = "a distance takes its row of T5's table"
+WINDOW = "a window hides what it states"
 UNTOUCHED = "what it is given stays as it is"
 HISTORY = "earlier calls leave no trace"
 ALONE = "a token alone is the token in its sequence"
@@ -258,6 +260,11 @@ class InPlace(Rotary):
         return q.copy_(self.rotated(q, positions))
 
 
+class PositionsInPlace(Rotary):
+    def places(self, positions):
+        return positions.sub_(positions.min())
+
+
 class QueriesGrow(Rotary):
     """Scores double over 4,096 tokens, which is nothing over a few."""
 
@@ -438,6 +445,17 @@ class AlibiCoarse(Alibi):
         return super().distances(n).bfloat16().float()
 
 
+class AlibiOfBothSides(Alibi):
+    """Rewards keys ahead, and says that queries see them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.causal = False
+
+    def distances(self, n):
+        return (torch.arange(n)[:, None] - torch.arange(n)).float()
+
+
 class T5(nn.Module):
     """Right: buckets of earlier keys, as in a decoder."""
 
@@ -447,8 +465,11 @@ class T5(nn.Module):
         super().__init__()
         self.rows = nn.Embedding(32, HEADS)
 
+    def places(self, count: int) -> Tensor:
+        return torch.arange(count)
+
     def forward(self, q_len: int, kv_len: int) -> Tensor:
-        queries, keys = torch.arange(kv_len - q_len, kv_len)[:, None], torch.arange(kv_len)
+        queries, keys = self.places(kv_len)[-q_len:, None], self.places(kv_len)
         far = (self.sign * (queries - keys)).clamp(min=0)
         log = (far.float() / 16).clamp(min=1).log() / math.log(128 / 16) * 16
         bucket = torch.where(far < 16, far, (16 + log.long()).clamp(max=31))
@@ -457,6 +478,92 @@ class T5(nn.Module):
 
 class T5Backwards(T5):
     sign = -1
+
+
+class T5OneTooFar(T5):
+    def forward(self, q_len: int, kv_len: int) -> Tensor:
+        whole = super().forward(kv_len + 1, kv_len + 1)
+        return whole[:, -q_len:, :-1]
+
+
+class T5Coarse(T5):
+    """Rounds positions, and so the distances of late queries only."""
+
+    def places(self, count):
+        return torch.arange(count).bfloat16().long()
+
+
+class T5OfBothSides(nn.Module):
+    """Right: buckets of earlier keys, and others of later ones, as in an encoder."""
+
+    returns, width = "bias", 64
+
+    def __init__(self, bidirectional: bool = True) -> None:
+        super().__init__()
+        self.bidirectional = bidirectional
+        self.rows = nn.Embedding(32, HEADS)
+
+    def is_second_half(self, keys_minus_queries: Tensor) -> Tensor:
+        return keys_minus_queries > 0
+
+    def forward(self, q_len: int, kv_len: int) -> Tensor:
+        queries, keys = torch.arange(kv_len - q_len, kv_len)[:, None], torch.arange(kv_len)
+        far = (queries - keys).abs()
+        log = (far.float() / 8).clamp(min=1).log() / math.log(128 / 8) * 8
+        bucket = torch.where(far < 8, far, (8 + log.long()).clamp(max=15))
+        return self.rows(bucket + 16 * self.is_second_half(keys - queries)).permute(2, 0, 1)
+
+
+class T5SidesExchanged(T5OfBothSides):
+    def is_second_half(self, keys_minus_queries):
+        return keys_minus_queries < 0
+
+
+class T5OneHalf(T5OfBothSides):
+    def is_second_half(self, keys_minus_queries):
+        return torch.zeros_like(keys_minus_queries)
+
+
+class T5OfDecoder(T5OfBothSides):
+    """Takes rows of both sides and says that it does not."""
+
+    def __init__(self) -> None:
+        super().__init__(bidirectional=False)
+
+
+class Window(nn.Module):
+    """Right: a query sees as many keys as the window says, its own included."""
+
+    returns, width, seen = "bias", 64, 16
+
+    def __init__(self, window: int = 16) -> None:
+        super().__init__()
+        self.window = window
+
+    def num_seen(self, q_len: int) -> int:
+        return self.seen
+
+    def forward(self, q_len: int, kv_len: int) -> Tensor:
+        queries, keys = torch.arange(kv_len - q_len, kv_len)[:, None], torch.arange(kv_len)
+        far = queries - keys
+        hidden = (far < 0) | (far >= self.num_seen(q_len))
+        slopes = 2.0 ** -torch.arange(1, HEADS + 1)
+        return (-slopes[:, None, None] * far.abs()).masked_fill(hidden, -math.inf)
+
+
+class WindowOneMore(Window):
+    """A query sees `window` keys, itself included."""
+
+    seen = 17
+
+
+class WindowOneLess(Window):
+    seen = 15
+
+
+class WindowShorterInDecoding(Window):
+    def num_seen(self, q_len):
+        return 15 if q_len == 1 else 16
 
 
 RIGHT = (
@@ -469,6 +576,8 @@ RIGHT = (
     Learned,
     Alibi,
     T5,
+    T5OfBothSides,
+    Window,
 )
 OF_THEIR_BASE = (Rotary, XPos, Counting, Sinusoids, SinusoidsDownToBase)
 """Right ones whose frequencies are those of the base that they state."""
@@ -503,6 +612,7 @@ MISTAKES = {
     KeptInItsDtype: HISTORY,
     BufferOfFrequencies: CAST,
     InPlace: UNTOUCHED,
+    PositionsInPlace: UNTOUCHED,
     QueriesGrow: SHIFT,
     XPosAlike: SHIFT,
     LaterInDecoding: ALONE,
@@ -516,6 +626,15 @@ MISTAKES = {
     AlibiOneHead: SLOPES,
     AlibiEarlierTooFar: SLOPES,
     AlibiCoarse: SLOPES,
+    AlibiOfBothSides: SLOPES,
     T5Backwards: PAST,
+    T5Coarse: PAST,
+    T5OneTooFar: ROWS,
+    T5SidesExchanged: ROWS,
+    T5OneHalf: ROWS,
+    T5OfDecoder: ROWS,
+    WindowOneMore: WINDOW,
+    WindowOneLess: WINDOW,
+    WindowShorterInDecoding: ALONE,
 }
 """The check that finds each mistake; others may fail with it. `CountsHeads` is refused instead."""

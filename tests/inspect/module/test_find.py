@@ -143,8 +143,9 @@ def test_what_an_adapter_keeps_outside_is_seen(tmp_path):
     """Its file is run again for each copy, and the modules that it names are cast with it."""
     (tmp_path / "adapter.py").write_text(STATEFUL)
     sheet = measure_module(f"{tmp_path}/adapter.py:cos_sin")
-    wrong = {verdict.check for verdict in sheet.wrong}
-    assert wrong == {"earlier calls leave no trace", "module.bfloat16() keeps positions"}
+    noted = {verdict.check for verdict in sheet.checks if verdict.note}
+    assert {verdict.check for verdict in sheet.wrong} == {"earlier calls leave no trace"}
+    assert noted == {"module.bfloat16() keeps positions"}
 
 
 @pytest.mark.parametrize(
@@ -199,10 +200,10 @@ def test_a_class_in_a_file_is_measured(tmp_path, call):
 
 
 def test_the_answer_comes_first(call):
-    line = ("inspect", "module", f"{HERE}:CastFrequencies", "--as", "cos-sin", "--width", "16")
+    line = ("inspect", "module", f"{HERE}:FarStated", "--as", "cos-sin", "--width", "16")
     first, second = call(*line)[1].splitlines()[:2]
-    assert first.startswith("CastFrequencies returns cosines and sines") and "1 of" in first
-    assert "called as CastFrequencies(x, positions)" in second
+    assert first.startswith("FarStated returns cosines and sines") and "1 of" in first
+    assert "called as FarStated(x, positions)" in second
 
 
 def test_score_mods_are_called_as_flex_attention_does(monkeypatch):

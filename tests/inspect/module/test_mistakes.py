@@ -6,8 +6,9 @@ import warnings
 import pytest
 import torch
 
-from posenc.inspect.module.measurements import CHECKS, judge_subject
-from posenc.inspect.module.subject import Subject, find_subject
+from posenc.inspect.module.load import FunctionModule
+from posenc.inspect.module.measurements import CHECKS, ModuleSheet, judge_subject, report_of
+from posenc.inspect.module.subject import Caution, Subject, find_subject
 from tests.inspect.module import mistakes
 
 
@@ -32,8 +33,8 @@ def verdict_on(module_class) -> tuple[bool | None, str]:
     if check == mistakes.USED:  # judged before the others, which then do not apply
         verdict = judge_subject(subject)[0]
         return verdict.holds, verdict.measured
-    holds, said = CHECKS[check](subject)
-    return holds, said
+    found = CHECKS[check](subject)
+    return (False, found.measured) if isinstance(found, Caution) else found
 
 
 @pytest.mark.quick(1)
@@ -73,6 +74,15 @@ def test_a_mistake_is_found_by_its_check(module_class):
         (mistakes.AlibiGrows, "the sign: distance is rewarded"),
         (mistakes.T5Backwards, "the sign of the distance is exchanged"),
         (mistakes.InPlace, "writes into q"),
+        (mistakes.PositionsInPlace, "writes into positions"),
+        (mistakes.AlibiOfBothSides, "states attention to both sides, and rewards keys ahead"),
+        (mistakes.T5Coarse, "gives 47 of the 64 nearest keys the bias of another distance"),
+        (mistakes.T5OneTooFar, "distances are one too large"),
+        (mistakes.T5SidesExchanged, "earlier keys take the rows of later ones"),
+        (mistakes.T5OneHalf, "both sides take the first half of the rows"),
+        (mistakes.T5OfDecoder, "for both sides, to distance 128, though it states the other"),
+        (mistakes.WindowOneMore, "sees 17 keys, its own included; states a window of 16"),
+        (mistakes.WindowShorterInDecoding, "alone sees 15 keys, and 16 in its sequence"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
@@ -83,3 +93,53 @@ def test_a_mistake_has_its_name(module_class, said):
 def test_a_module_that_takes_heads_for_tokens_is_refused_with_the_reason():
     with pytest.raises(ValueError, match="takes the heads for tokens"):
         find_subject(mistakes.CountsHeads, "rotate")
+
+
+def test_a_function_states_a_base_by_its_default_and_by_a_number_of_its_file():
+    """A function has no attributes: what it states stands in its signature and beside it."""
+
+    def by_default(positions, base=500000.0):
+        angles = positions[:, None] * 1e4 ** (-torch.arange(0, 64, 2) / 64)
+        return angles.cos(), angles.sin()
+
+    def by_name(positions):
+        return by_default(positions, float(BASE))
+
+    for function in (by_default, by_name):
+        subject = find_subject(lambda f=function: FunctionModule(f).eval(), "cos-sin")
+        holds, said = CHECKS[mistakes.FREQUENCIES](subject)
+        assert holds is False and "states base 500000 for 32 pairs" in said
+
+
+BASE = 500000
+
+
+def note_on(module_class, check: str) -> str:
+    """The note of a check on the module; "" if it has none."""
+    (verdict,) = (v for v in judge_subject(subject_of(module_class)) if v.check == check)
+    return verdict.note
+
+
+class WindowOfEarlierKeys(mistakes.Window):
+    """As in FlexAttention's example."""
+
+    seen = 17
+
+
+class AlibiByDifference(mistakes.Alibi):
+    """As attention-gym's: keys ahead are hidden by a mask elsewhere."""
+
+    distances = mistakes.AlibiOfBothSides.distances
+
+
+def test_what_is_right_under_a_condition_has_a_note_and_is_not_accused():
+    assert "17 keys, its own included" in note_on(WindowOfEarlierKeys, mistakes.WINDOW)
+    assert "for causal attention only" in note_on(AlibiByDifference, mistakes.SLOPES)
+    assert "must stay in float32" in note_on(mistakes.BufferOfFrequencies, mistakes.CAST)
+    for module_class in (WindowOfEarlierKeys, AlibiByDifference):
+        verdicts = judge_subject(subject_of(module_class))
+        assert not [verdict for verdict in verdicts if verdict.holds is False]
+    sheet = ModuleSheet(
+        "a.py:A", "A", "A(n)", "bias", 64, judge_subject(subject_of(AlibiByDifference))
+    )
+    assert "checks that apply pass. Note: for causal attention only" in report_of(sheet).headline
