@@ -83,6 +83,15 @@ def extend(
             panel="Where",
         ),
     ] = None,
+    server: Annotated[
+        str | None,
+        option(
+            "Ask the tasks of a server that runs MODEL, at every depth of prompts up to --to "
+            "tokens; its address has OpenAI-compatible completions. Nothing else is measured.",
+            shown=False,
+            metavar="URL",
+        ),
+    ] = None,
     report: Annotated[
         Path | None, option("Where to write the page.", shown="OUT/extend.html", panel="Output")
     ] = None,
@@ -96,6 +105,20 @@ def extend(
     if ignored_options := [] if tuning.steps else changed_options(tuning):
         raise ValueError(f"{', '.join(ignored_options)}: nothing is tuned without --tune STEPS.")
     options = replace(record_of(Options, option_values), tune=tuning if tuning.steps else None)
+    if server is not None:
+        others = {
+            "--method": method,
+            "--out": out,
+            "--plan": plan,
+            "--cards": cards,
+            "--bytes": as_bytes,
+            "--ids": as_ids,
+            "--report": report,
+            "--figures": figures,
+            "--tune": tuning.steps,
+        }
+        _ask_server(model, to, server, text or [], options, others, as_json=as_json)
+        return
     if cards is not None and not plan:
         raise ValueError("--cards: nothing is planned without --plan.")
     if plan:
@@ -116,3 +139,30 @@ def extend(
         as_ids=as_ids,
         figures_folder=figures,
     )
+
+
+def _ask_server(
+    folder: Path,
+    length: int,
+    server: str,
+    text_files: list[Path],
+    options: Options,
+    others: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    """Ask the server of --server the tasks. others: the options that say nothing to it, with their
+    values. Raises: ValueError if one of these is given."""
+    from posenc.extend.api import read_documents
+    from posenc.extend.served.report import ask_and_show
+
+    ignored_options = [name for name, value in others.items() if value]
+    untuned = replace(options, tune=None, task=None, task_trials=Options.task_trials)
+    ignored_options += changed_options(untuned)
+    if ignored_options:
+        raise ValueError(
+            f"{', '.join(ignored_options)}: --server asks the tasks of a running server and does "
+            "nothing else; leave it out."
+        )
+    documents = read_documents(text_files)
+    ask_and_show(folder, length, server, documents, options, as_json=as_json)
