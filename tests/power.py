@@ -108,7 +108,7 @@ MUTATIONS = (
         "encodings/queries_keys",
     ),
     Mutation(
-        "frequencies/scalings/by_parts.py",
+        "frequencies/scalings/yarn.py",
         "low = Decimal(math.floor(low))",
         "low = Decimal(math.ceil(low))",
         "encodings/queries_keys",
@@ -145,7 +145,7 @@ MUTATIONS = (
         "test_masks.py attend",
     ),
     Mutation(
-        "positions.py",
+        "positions/tokens.py",
         "positions = valid.long().cumsum(-1) + (start - 1)",
         "positions = valid.long().cumsum(-1) + start",
         "test_positions.py test_masks.py",
