@@ -113,7 +113,7 @@ def lost(arm, table="projections_causal", name="rope"):
 
 CLAIMS = {
     "README.md": {
-        "Ruled out there: learned, sinusoidal, NoPE alone, RoPE without a window": lambda: all(
+        "Ruled out: learned, sinusoidal, NoPE alone, RoPE without a window": lambda: all(
             rises(name, 1, 9) for name in ("rope", "sinusoidal", "nope")
         ),
         "DAPE leads after our training": lambda: fit("tasks", "rank").best() == ["dape"],
