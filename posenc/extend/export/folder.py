@@ -179,12 +179,11 @@ def _config_and_serving_page(
     if is_nested:
         recipe = replace(recipe, config=_nest_text_config(raw_config, recipe.config))
     if meaning is None:
-        auto_class = "AutoModelForMaskedLM" if checkpoint.masked else "AutoModelForCausalLM"
         serve_page = page_without_emulators(
             folder_name,
             plan.new_length,
             recipe.name,
-            auto_class,
+            checkpoint.auto_class,
             for_sentence_transformers=(checkpoint.folder / MODULES_FILE).is_file(),
         )
         return recipe.config, serve_page
@@ -197,6 +196,7 @@ def _config_and_serving_page(
         recipe=recipe,
         meaning=meaning,
         saved_config=saved_config,
+        auto_class=checkpoint.auto_class,
         original_folder=None if plan.weights_changed else checkpoint.folder,
         original_config=None if plan.weights_changed else raw_config,
     )

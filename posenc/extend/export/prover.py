@@ -18,7 +18,7 @@ from torch import Tensor
 from posenc.command_line.errors import RunFailed
 from posenc.extend.measure.losses import last_logits
 from posenc.files.atomic import write_atomically
-from posenc.hf.checkpoint.loading import Checkpoint, import_quiet_transformers
+from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.model_rotation import rotary_frequencies
 from posenc.hf.transformers_compat import cache_argument_name
 
@@ -31,6 +31,14 @@ Those of a long text would take more memory than the model."""
 MAX_LAST_BITS_APART = 16
 """Last bits of half precision by which decoding may differ from one pass, because every layer
 rounds other products."""
+
+
+OBJECTIVE_BY_CLASS = {
+    "AutoModelForCausalLM": "causal",
+    "AutoModelForMaskedLM": "masked",
+    "AutoModelForImageTextToText": "with images",
+}
+"""What the reader in the fresh process is told, by the class that loads the folder."""
 
 
 @dataclass(frozen=True)
@@ -170,10 +178,7 @@ def prove(checkpoint: Checkpoint, folder: Path, prover: Prover, tokens: Tensor) 
     }
     logits = last_logits(model, tokens, NUM_COMPARED_LOGITS)
     expected_tensors |= {"tokens": tokens, "logits": logits.contiguous()}
-    objective = "masked" if checkpoint.masked else "causal"
-    is_causal_class = type(model.config) in import_quiet_transformers().MODEL_FOR_CAUSAL_LM_MAPPING
-    if checkpoint.is_whole_with_images and not is_causal_class:
-        objective = "with images"
+    objective = OBJECTIVE_BY_CLASS[checkpoint.auto_class]
     proof = prover.compare(folder, expected_tensors, model, objective)
     return replace(
         proof, logits_change_by_frequency_error=_logits_change_by_frequency_error(model, tokens)

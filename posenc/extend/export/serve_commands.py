@@ -47,9 +47,11 @@ class Export:
     new_length: tokens that the export reads.
     recipe: the config.json that is written, and the runtimes that do not read it as meant.
     meaning: what the rotary keys of the recipe mean.
-    saved_config: config.json as transformers 5 writes it for the model in memory.
+    saved_config: config.json as transformers 5 writes it for the model in memory; of a model with
+        images its text_config.
     original_folder, original_config: None if the export has other weights, so that the original
         folder cannot be served instead.
+    auto_class: name of the class of transformers that loads the folder.
     """
 
     folder: Path
@@ -62,14 +64,16 @@ class Export:
     saved_config: Mapping[str, Any]
     original_folder: Path | None = None
     original_config: Mapping[str, Any] | None = None
+    auto_class: str = "AutoModelForCausalLM"
 
 
-def serving_lines(runtime: str, folder: str, max_len: int) -> Iterator[str]:
-    """Yield the lines that serve a folder with a context of `max_len` tokens.
+def serving_lines(runtime: str, export: Export) -> Iterator[str]:
+    """Yield the lines that serve the export.
 
     runtime: a name such as "vllm"; not "llama.cpp", which reads a GGUF file.
     """
-    quoted_folder = shlex.quote(folder)
+    quoted_folder = shlex.quote(export.name)
+    max_len = export.new_length
     if runtime == "vllm":
         yield from code_block("sh", f"vllm serve {quoted_folder} --max-model-len {max_len}")
     elif runtime == "sglang":
@@ -78,12 +82,10 @@ def serving_lines(runtime: str, folder: str, max_len: int) -> Iterator[str]:
     elif runtime == "mlx-lm":
         yield from code_block("sh", f"mlx_lm.server --model {quoted_folder}")
     else:
-        yield from loading_lines(runtime, folder)
+        yield from loading_lines(runtime, export.name, export.auto_class)
 
 
-def loading_lines(
-    runtime: str, folder: str, auto_class: str = "AutoModelForCausalLM"
-) -> Iterator[str]:
+def loading_lines(runtime: str, folder: str, auto_class: str) -> Iterator[str]:
     """Yield the lines that load a folder with transformers.
 
     runtime: the version, a key of REQUIREMENTS. auto_class: the class that loads the folder.
@@ -167,17 +169,21 @@ def _code_lines(
     quoted_folder = shlex.quote(str(original_folder))
     if runtime in KEYS_BY_RUNTIME:
         changed_keys = changed_rotary_keys(export, runtime, original_config)
+        is_nested = _text_config(original_config) is not original_config
         if runtime == "mlx-lm":
+            if is_nested:
+                raise ValueError("its load() replaces keys of the top level only")
             load_line = f"model, tokenizer = load({folder_as_json}, model_config={changed_keys!r})"
             yield from code_block("python", "from mlx_lm import load", "", load_line)
             return
+        config_name = "config.text_config" if is_nested else "config"
         yield from code_block(
             "python",
-            "from transformers import AutoConfig, AutoModelForCausalLM",
+            f"from transformers import AutoConfig, {export.auto_class}",
             "",
             f"config = AutoConfig.from_pretrained({folder_as_json})",
-            *(f"config.{key} = {value!r}" for key, value in changed_keys.items()),
-            f"model = AutoModelForCausalLM.from_pretrained({folder_as_json}, config=config)",
+            *(f"{config_name}.{key} = {value!r}" for key, value in changed_keys.items()),
+            f"model = {export.auto_class}.from_pretrained({folder_as_json}, config=config)",
         )
     elif runtime == "llama.cpp":
         options_text = llama_cpp_options(original_config, export.meaning)
@@ -194,6 +200,12 @@ def _code_lines(
         yield from code_block("sh", f"{serve_command} {quoted_folder} {options_text}")
 
 
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config that is about text: its text_config, or all of it."""
+    inner_config = config.get("text_config")
+    return inner_config if isinstance(inner_config, Mapping) else config
+
+
 def changed_rotary_keys(
     export: Export, runtime: str, original_config: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -204,16 +216,21 @@ def changed_rotary_keys(
 
     Raises: ValueError where it would compute something else with them.
     """
-    new_config = export.saved_config if runtime == "transformers-5" else export.recipe.config
+    new_config = (
+        export.saved_config if runtime == "transformers-5" else _text_config(export.recipe.config)
+    )
+    old_config = _text_config(original_config)
     changed_keys = {
         k: new_config.get(k)
         for k in KEYS_BY_RUNTIME[runtime]
-        if new_config.get(k) != original_config.get(k)
+        if new_config.get(k) != old_config.get(k)
     }
-    merged_config = {**original_config, **changed_keys}
+    merged_config = {**old_config, **changed_keys}
     if runtime == "transformers-5":
         merged_config.pop("rope_scaling", None)  # loading moved it into rope_parameters
-    elif runtime in export.recipe.misreadings:
+    if old_config is not original_config:
+        merged_config = {**original_config, "text_config": merged_config}
+    if runtime != "transformers-5" and runtime in export.recipe.misreadings:
         raise ValueError(export.recipe.misreadings[runtime])
     if not emulate(merged_config, runtimes=[runtime])[runtime].is_known:
         raise ValueError("it has no such model")

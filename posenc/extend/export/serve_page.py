@@ -173,7 +173,7 @@ def _runtime_lines(export: Export, runtime: str) -> Iterator[str]:
     if runtime == "llama.cpp":
         yield from llama_cpp_lines(export)
     elif reason is None:
-        yield from serving_lines(runtime, export.name, export.new_length)
+        yield from serving_lines(runtime, export)
     else:
         yield f"Not from this folder: {reason}."
         yield from _fix_lines(export, runtime)

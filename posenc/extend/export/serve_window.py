@@ -78,7 +78,7 @@ def page_of_window(export: Export) -> str:
         "",
         "The proof has run it:",
         "",
-        *loading_lines("transformers-5", export.name),
+        *loading_lines("transformers-5", export.name, export.auto_class),
         "",
         "## vLLM, SGLang, MLX",
         "",
@@ -88,7 +88,7 @@ def page_of_window(export: Export) -> str:
         "",
     ]
     for runtime in ("vllm", "sglang", "mlx-lm"):
-        lines += serving_lines(runtime, export.name, export.new_length)
+        lines += serving_lines(runtime, export)
     rolling_cache = window_by_runtime(export.name, window_len)["llama.cpp"]
     lines += [
         "",

@@ -75,6 +75,7 @@ def logits_in_steps(
     """
     if cache_name is None:
         raise ValueError(f"{type(model).__name__} takes no KV cache: decoding cannot be proved")
+    forget_moved_positions(model)
     model_output = model(tokens[:, :-num_steps], use_cache=True)
     logits_by_step = []
     for i in range(tokens.shape[1] - num_steps, tokens.shape[1]):
@@ -83,6 +84,14 @@ def logits_in_steps(
         )
         logits_by_step.append(model_output.logits)
     return torch.cat(logits_by_step, dim=1)
+
+
+def forget_moved_positions(model: torch.nn.Module) -> None:
+    """Take back by how much images have moved the positions of each row that was generated last.
+    Models such as Qwen2.5-VL keep it, and would use it for the rows of the next call."""
+    for part in model.modules():
+        if getattr(part, "rope_deltas", None) is not None:
+            part.rope_deltas = None
 
 
 class ForcedTokens(transformers.LogitsProcessor):

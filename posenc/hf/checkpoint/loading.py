@@ -66,6 +66,16 @@ class Checkpoint:
         return self.config is not self.model.config
 
     @property
+    def auto_class(self) -> str:
+        """Return the name of the class of transformers that loads the folder."""
+        if self.masked:
+            return "AutoModelForMaskedLM"
+        causal_configs = import_quiet_transformers().MODEL_FOR_CAUSAL_LM_MAPPING
+        if self.is_whole_with_images and type(self.model.config) not in causal_configs:
+            return "AutoModelForImageTextToText"
+        return "AutoModelForCausalLM"
+
+    @property
     def trained_length(self) -> int:
         """Return `max_positions`, for which the model is taken to be trained. Raise ValueError if
         the config has no limit."""
