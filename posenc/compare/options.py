@@ -101,8 +101,8 @@ class Options:
         option(
             "What to learn; may be repeated: text, copy, copy_512, reverse, recall, "
             "flip_flop, offset, needle_by_meaning, variables, or, for encodings of "
-            "rows and columns, grid. A task has its own lengths, steps and batch. See "
-            "docs/compare.md.  ",
+            "rows and columns, grid, grid_direction, grid_count. A task has its own lengths, steps "
+            "and batch. See docs/compare.md.  ",
             shown="text",
         ),
     ] = None

@@ -4,8 +4,9 @@ import difflib
 
 from posenc.tasks.copy import Copy, CopyDistinct, Reverse
 from posenc.tasks.flip_flop import FlipFlop
+from posenc.tasks.grids import Grid, GridCount, GridDirection
 from posenc.tasks.needles import CommonWords, NeedleByMeaning, Variables
-from posenc.tasks.offsets import Grid, Offset
+from posenc.tasks.offsets import Offset
 from posenc.tasks.recall import Recall
 from posenc.tasks.task import Task
 
@@ -14,7 +15,8 @@ TEXT = "text"
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        *(Copy(), CopyDistinct(), Reverse(), Recall(), FlipFlop(), Offset(), Grid()),
+        *(Copy(), CopyDistinct(), Reverse(), Recall(), FlipFlop(), Offset()),
+        *(Grid(), GridDirection(), GridCount()),
         *(NeedleByMeaning(), Variables(), CommonWords()),
     )
 }

@@ -62,6 +62,8 @@ class Task(ABC):
     vocab_size: number of different tokens; a token is an integer below it.
     end_token: token that ends an answer; None if answers have a fixed number of tokens.
     num_axes: components of a position.
+    looks_both_ways: every token sees all others, as in a Vision Transformer; False: those before
+        it.
     min_length: the smallest length of a training sequence; the largest is the training length.
     min_train_length: the smallest training length at which all sequences have a target.
     max_length: the largest possible length; None if there is no limit.
@@ -79,6 +81,7 @@ class Task(ABC):
     metric: ClassVar[str] = "exact match"
     end_token: ClassVar[int | None] = None
     num_axes: ClassVar[int] = 1
+    looks_both_ways: ClassVar[bool] = False
     min_length: ClassVar[int] = 1
     min_train_length: ClassVar[int] = 2
     max_length: ClassVar[int | None] = None

@@ -24,7 +24,7 @@ from posenc.compare.trial.evaluate import likeliest_tokens, positions_for, score
 from posenc.encodings.registry import create
 from posenc.report.html_page import page_of
 from posenc.report.report import Cell
-from posenc.tasks.offsets import grid_positions
+from posenc.tasks.grids import grid_positions
 from posenc.tasks.registry import TASKS
 from posenc.tasks.task import Batch, Case
 
@@ -123,6 +123,7 @@ def test_each_task_brings_its_own_lengths_steps_and_batch():
         ({"task": ["copy"], "test_lengths": "8"}, "8 is below --train-length 20"),
         ({"task": ["copy"], "text": ["book.txt"]}, "--text: none of the tasks reads a text"),
         ({"task": ["grid"]}, "--task grid: rope encodes one-dimensional positions"),
+        ({"task": ["grid_count"]}, "--task grid_count: rope encodes one-dimensional positions"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(options, words):
@@ -155,6 +156,30 @@ def test_encodings_of_rows_and_columns_learn_the_grid(encoding, tmp_path):
     assert near.token_accuracy is not None
     reason = "it has 8 positions along an axis, and 9 are needed"
     assert far.cannot == (reason if encoding == "learned_2d" else None)
+
+
+@pytest.mark.parametrize("task", ["grid_direction", "grid_count"])
+def test_every_token_of_a_picture_sees_all_others(task, tmp_path):
+    (config,) = planned("axial_rope", task=[task])
+    assert config.test_lengths == (8, 16, 32)
+    sizes = {"width": 32, "layers": 1, "heads": 2, "kv_heads": 2, "steps": 2, "batch": 2}
+    here = {"device": "cpu", "precision": "float32", "test_lengths": (8, 9)}
+    config = dataclasses.replace(config, **sizes, **here)
+    model, _ = train.train_model(config, NOTHING, NOTHING, tmp_path, lambda *a, **k: None, 9)
+    for score in score_cases(model, TASKS[task], config):
+        assert score.exact_match == score.token_accuracy
+    assert not train.encoding_shape(config).causal
+    assert train.encoding_shape(dataclasses.replace(config, task="grid")).causal
+    tokens, cells = torch.full((1, 17), 11), torch.from_numpy(grid_positions(4, 4))
+    before = model(tokens, cells)
+    tokens[0, -1] = 12
+    assert not torch.allclose(model(tokens, cells)[0, 0], before[0, 0])
+
+
+def test_what_works_in_causal_attention_only_reads_no_picture():
+    with pytest.raises(ValueError, match="--task grid_count: nope works in causal attention only"):
+        planned("nope", task=["grid_count"])
+    planned("nope", task=["grid"])
 
 
 def test_positions_of_the_grid_as_each_encoding_takes_them():

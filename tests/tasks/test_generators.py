@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from posenc.tasks import copy, flip_flop, needles, offsets, recall
+from posenc.tasks import copy, flip_flop, grids, needles, offsets, recall
 from posenc.tasks.registry import TASKS, find_task
 from posenc.tasks.task import IGNORED_TARGET, Case
 
@@ -77,14 +77,62 @@ def test_offset_by_hand():
 )
 def test_grid_by_hand(name, expected):
     patches = np.arange(16).reshape(4, 4)
-    tokens, targets = offsets.Grid().draw_row(Fixed(name, patches), Case(4))
+    tokens, targets = grids.Grid().draw_row(Fixed(name, patches), Case(4))
     assert tokens.tolist() == [name, *range(3, 19)]
     wanted = [IGNORED_TARGET if cell is None else cell + 3 for row in expected for cell in row]
     assert targets.tolist() == [IGNORED_TARGET, *wanted]
 
 
+class Scripted:
+    """A generator that gives the numbers of a list, one call after the other."""
+
+    def __init__(self, *numbers) -> None:
+        self.numbers = list(numbers)
+
+    def integers(self, *bounds, size=None):
+        return self.numbers.pop(0)
+
+    permutation = integers
+
+
+@pytest.mark.parametrize(
+    ("numbers", "direction", "start", "end"),
+    [
+        ([7, [3, 1], [0, 2]], 7, (1, 0), (3, 2)),  # down and to the right
+        ([0, [3, 1], [0, 2]], 0, (3, 2), (1, 0)),
+        ([2, [0, 1], [3, 1]], 2, (1, 1), (0, 3)),  # up and to the right
+        ([3, 2, [0, 3]], 3, (2, 3), (2, 0)),  # to the left, in one row
+        ([6, [3, 0], 1], 6, (0, 1), (3, 1)),  # down, in one column
+    ],
+)
+def test_grid_direction_by_hand(numbers, direction, start, end):
+    patches = np.arange(16).reshape(4, 4)
+    drawn = [patches, *(n if isinstance(n, int) else np.array(n) for n in numbers)]
+    tokens, targets = grids.GridDirection().draw_grid(Scripted(*drawn), 4, 4)
+    expected = patches + grids.GridDirection.first_symbol
+    expected[start], expected[end] = grids.START, grids.END
+    assert tokens.tolist() == [grids.ASK, *expected.ravel()]
+    assert targets.tolist() == [grids.FIRST_DIRECTION + direction, *[IGNORED_TARGET] * 16]
+
+
+def test_grid_count_by_hand():
+    patches, columns = np.zeros((4, 4), np.int64), np.array([2, 0, 3, 1])
+    elsewhere = np.array([0, 5, 11, 2, 3])  # of rows 0, 1 and 3
+    numbers = Scripted(patches, 2, 2, columns, 3, elsewhere)
+    tokens, targets = grids.GridCount().draw_grid(numbers, 4, 4)
+    plain, mark = grids.GridCount.first_symbol, grids.MARK
+    picture = [
+        [mark, plain, plain, plain],
+        [plain, mark, plain, plain],
+        [mark, plain, grids.ROW_PATCH, mark],
+        [plain, plain, plain, mark],
+    ]
+    assert tokens.tolist() == [grids.ASK, *np.ravel(picture)]
+    assert targets.tolist() == [grids.FIRST_COUNT + 2, *[IGNORED_TARGET] * 16]
+
+
 def test_places_of_a_grid_by_hand():
-    named, *cells = offsets.grid_positions(2, 3).tolist()
+    named, *cells = grids.grid_positions(2, 3).tolist()
     assert all(map(math.isnan, named))
     assert cells == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
 
@@ -135,11 +183,15 @@ def test_batches_have_the_shapes_and_tokens_that_are_promised(task):
 def test_training_has_all_lengths_and_none_beyond(task):
     if isinstance(task, offsets.Offset):  # each of its sequences holds all shorter ones
         return
-    lengths = {
-        int((row != IGNORED_TARGET).nonzero()[0].max())
-        for step in range(40)
-        for row in task.train_batch(0, step, 32, task.train_length).targets
-    }
+    batches = [task.train_batch(0, step, 32, task.train_length) for step in range(40)]
+    if task.looks_both_ways:  # asked at the first token
+        lengths = {batch.tokens.shape[1] - 1 for batch in batches}
+    else:
+        lengths = {
+            int((row != IGNORED_TARGET).nonzero()[0].max())
+            for batch in batches
+            for row in batch.targets
+        }
     longest = task.max_tokens(Case(task.train_length)) - 1
     assert max(lengths) == longest
     assert min(lengths) < longest / 2 and len(lengths) > 5
@@ -239,7 +291,7 @@ def test_far_tests_of_offset_ask_only_beyond_training():
 
 
 def test_far_tests_of_grid_ask_only_outside_of_training():
-    task = offsets.Grid()
+    task = grids.Grid()
     batch = task.test_batch(Case(12), 20, 8)
     asked = (batch.targets != IGNORED_TARGET).any(0)
     inside = (batch.positions < 8).all(1)

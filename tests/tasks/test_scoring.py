@@ -76,6 +76,8 @@ LEVELS = {
     "flip_flop": 0.86,
     "offset": 0.13,
     "grid": 0.13,
+    "grid_direction": 0.22,
+    "grid_count": 0.45,
     "needle_by_meaning": 0.38,
     "variables": 0.62,
 }

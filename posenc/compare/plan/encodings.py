@@ -15,8 +15,11 @@ import torch
 
 from posenc.command_line.errors import one_line
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.objectives import objective_of
-from posenc.compare.trial.task_of_trial import lengths_of_tests, shape_length
+from posenc.compare.trial.task_of_trial import (
+    lengths_of_tests,
+    objective_of_model,
+    shape_length,
+)
 from posenc.compare.trial.train import encoding_shape
 from posenc.encodings import (
     Compose,
@@ -234,7 +237,7 @@ def find_contract_failures(
     Raises: ValueError at the first such encoding, unless `allowed`.
     """
     reasons = {}
-    causal_trials = [t for t in trials if all(objective_of(t).causal_stacks)]
+    causal_trials = [t for t in trials if all(objective_of_model(t).causal_stacks)]
     lengths = set()
     for trial in causal_trials:
         test_lengths = lengths_of_tests(trial)

@@ -250,8 +250,11 @@ def plan_one_trial_per_task(
     _check_options_of_tasks(options, task_names)
     objective = OBJECTIVES[options.objective]
     if not all(objective.causal_stacks):
-        _check_bidirectional(objective, sequence_tasks, compared)
+        _check_no_task(objective, sequence_tasks)
+        _check_both_ways(f"--objective {objective.name}", compared)
     for name in sequence_tasks:
+        if TASKS[name].looks_both_ways:
+            _check_both_ways(f"--task {name}", compared)
         if TASKS[name].num_axes > 1:
             _check_axes(TASKS[name], compared)
     shared_fields = _shared_fields(options, compared[0].text)
@@ -479,22 +482,24 @@ def _parse_test_lengths(
     return tuple(sorted(lengths | {train_length}))
 
 
-def _check_bidirectional(
-    objective: Objective, sequence_tasks: Sequence[str], compared: Sequence[ComparedEncoding]
-) -> None:
-    """Raise ValueError for any task other than text, and for encodings that work in causal
-    attention only: the objective has a stack without it."""
+def _check_no_task(objective: Objective, sequence_tasks: Sequence[str]) -> None:
+    """Raise ValueError for any task other than text, which has a model of its own."""
     if sequence_tasks:
         raise ValueError(
-            f"--objective {objective.name}: the task {sequence_tasks[0]} needs a causal decoder. "
-            "Use --task text."
+            f"--objective {objective.name}: the task {sequence_tasks[0]} needs the model of "
+            "--objective causal. Use --task text."
         )
+
+
+def _check_both_ways(option: str, compared: Sequence[ComparedEncoding]) -> None:
+    """Raise ValueError for encodings that work in causal attention only, where a stack has none;
+    option: the one that asks for it."""
     # Any sizes do: whether an encoding is causal only does not depend on them.
     shape = ModelShape(embed_dim=128, num_heads=4, train_length=16, causal=False)
     for entry in compared:
         if build_encoding(entry.text, shape).claims.causal_only:
             raise ValueError(
-                f"--objective {objective.name}: {entry.label} works in causal attention only; if a "
+                f"{option}: {entry.label} works in causal attention only; if a "
                 "symbol also sees later ones, it is undefined or blind to order. Leave it out."
             )
 

@@ -1,8 +1,8 @@
 """The task of a trial, or its text: what they fix of the model's sizes, the tests and the hash."""
 
 from posenc.compare.results import TrialResult
-from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.objectives import objective_of
+from posenc.compare.trial.config import MASKED, TrialConfig
+from posenc.compare.trial.objectives import OBJECTIVES, Objective, objective_of
 from posenc.compare.trial.windows import VOCABULARY_SIZE
 from posenc.tasks.registry import TASKS, TEXT
 from posenc.tasks.task import Case, Task
@@ -11,6 +11,15 @@ from posenc.tasks.task import Case, Task
 def task_of(config: TrialConfig) -> Task | None:
     """Return the task that makes a trial's sequences, or None for text."""
     return None if config.task == TEXT else TASKS[config.task]
+
+
+def objective_of_model(config: TrialConfig) -> Objective:
+    """Return the objective whose model a trial trains: that of the trial, or for a task whose
+    tokens all see one another the one without a causal mask."""
+    task = task_of(config)
+    if task is not None and task.looks_both_ways:
+        return OBJECTIVES[MASKED]
+    return objective_of(config)
 
 
 def vocabulary_size(config: TrialConfig) -> int:

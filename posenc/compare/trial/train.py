@@ -20,7 +20,12 @@ from posenc.compare.trial.checkpoint import Cursor
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.evaluate import target_loss, validation_bits
 from posenc.compare.trial.objectives import objective_of
-from posenc.compare.trial.task_of_trial import shape_length, task_of, vocabulary_size
+from posenc.compare.trial.task_of_trial import (
+    objective_of_model,
+    shape_length,
+    task_of,
+    vocabulary_size,
+)
 from posenc.compare.trial.windows import training_windows, validation_windows
 from posenc.encodings import ModelShape, PositionEncoding, create
 from posenc.models.config import DecoderConfig, Projections
@@ -58,7 +63,7 @@ def encoding_shape(config: TrialConfig, stack: int = -1) -> ModelShape:
         config.heads,
         config.kv_heads,
         train_length=shape_length(config),
-        causal=objective_of(config).causal_stacks[stack],
+        causal=objective_of_model(config).causal_stacks[stack],
     )
 
 
@@ -76,7 +81,7 @@ def decoder_config(config: TrialConfig) -> DecoderConfig:
 
 def build_model(config: TrialConfig) -> nn.Module:
     """Return the model with its initial weights, which are the same for all encodings of a seed."""
-    objective = objective_of(config)
+    objective = objective_of_model(config)
     torch.manual_seed(config.seed)
     shapes = [encoding_shape(config, stack) for stack in range(len(objective.causal_stacks))]
     encodings = [create(config.encoding, shape) for shape in shapes]

@@ -50,8 +50,12 @@ def test_a_trial_of_another_objective_is_another_trial():
         (["rope", "nope"], {}, "--objective masked: nope works in causal attention only"),
         (["fire"], {}, "--objective masked: fire works in causal attention only"),
         (["mine=rope+fire"], {}, "--objective masked: mine works in causal"),
-        (["rope"], {"task": ["copy"]}, "--objective masked: the task copy needs a causal"),
-        (["rope"], {"task": ["text", "copy"]}, "the task copy needs a causal decoder"),
+        (["rope"], {"task": ["copy"]}, "--objective masked: the task copy needs the model of"),
+        (
+            ["rope"],
+            {"task": ["text", "copy"]},
+            "the task copy needs the model of --objective causal",
+        ),
         (
             ["rope"],
             {"objective": "mask"},
