@@ -29,7 +29,8 @@ def report(
         list[Path],
         typer.Argument(
             help="Folders written by `posenc compare`, finished or not. Several of one recipe, "
-            "from any machines, become one page."
+            "from any machines, become one page; of two of different recipes it has the "
+            "differences."
         ),
     ],
     out: Annotated[

@@ -15,13 +15,21 @@ from posenc.compare.page.report import (
     write_figures,
     write_report_files,
 )
+from posenc.compare.reports.run_differences import (
+    Difference,
+    csv_of_runs,
+    differences_of_runs,
+    report_of_differences,
+)
 from posenc.compare.results import OtherFormat, RateCheck, Study, TrialResult
 from posenc.compare.run_study import RUNS_FOLDER, collect_results, write_report
 from posenc.compare.trial.config import TrialConfig, describe_trial
-from posenc.files.atomic import prepare_file, prepare_page_and_figures
+from posenc.files.atomic import prepare_file, prepare_page_and_figures, write_atomically
 from posenc.files.find_texts import STUDY_FILE
 from posenc.files.folders import locked
 from posenc.files.opening import read_file_bytes
+from posenc.report.html_page import page_of
+from posenc.report.report import Report
 from posenc.report.terminal import print_line, stderr_console
 
 
@@ -31,13 +39,15 @@ def report_runs(
     figures_folder: Path | None = None,
     as_json: bool = False,
 ) -> Study:
-    """Write and print the report of runs, finished or not.
+    """Write and print the report of runs, finished or not, and return their study.
 
     One run without `out` is written again in its own folder; the others go to `out` and leave the
-    runs as they are. A trial that several runs have counts once.
+    runs as they are. A trial that several runs have counts once. Of two runs of different recipes
+    or code the report has the differences, and what is returned is the study of the second.
 
     Raises: ValueError if a folder holds no readable study, if its study is still running, if the
-    recipes of the runs differ, or if `out` is a run itself.
+    recipes of more than two runs differ, if the losses of two are of different tests, or if `out`
+    is a run itself.
     """
     prepare_page_and_figures(figures_folder)
     folders_and_studies = [(folder, _read_study(folder)) for folder in folders]
@@ -53,26 +63,90 @@ def report_runs(
             raise ValueError(f"{home} is not yours to write. Give --out FOLDER.") from error
     else:
         damage_notes: list[str] = []
-        study, conflict_notes = merge_runs(
-            [_collect_run(folder, damage_notes, each) for folder, each in folders_and_studies]
-        )
+        runs = [_collect_run(folder, damage_notes, each) for folder, each in folders_and_studies]
+        try:
+            study, conflict_notes = merge_runs(runs)
+        except NotOneStudy as error:
+            if len(runs) != 2:
+                raise
+            differences = _differences_of_runs(runs, error)
+            report = report_of_differences(runs, differences, _recipe_differences(runs))
+            home = _write_differences(report, runs, out)
+            _print_report(report, damage_notes, home, figures_folder, as_json)
+            return runs[1][1]
         study = conclude(study)
         notes = damage_notes + conflict_notes
         home = make_report_folder(study.trials, out, "report")
         write_report_files(study, home)
-    _print_report(study, notes, home, figures_folder, as_json)
+    _print_report(report_of(study, home), notes, home, figures_folder, as_json)
     return study
 
 
+class NotOneStudy(ValueError):
+    """Runs are of different recipes or code, so that their trials are not those of one study."""
+
+
+def _differences_of_runs(
+    runs: Sequence[tuple[Path, Study]], why_not_one: NotOneStudy
+) -> list[Difference]:
+    """Return the differences between two runs that are not of one study. Raises: ValueError that
+    also says why there are none."""
+    try:
+        return differences_of_runs(runs)
+    except ValueError as error:
+        raise ValueError(
+            f"{why_not_one} Nor does one minus the other mean anything: {error}."
+        ) from None
+
+
+def _recipe_differences(runs: Sequence[tuple[Path, Study]]) -> dict[str, str]:
+    """Return in words what differs in the recipes of two runs, by name: fields of their trials, and
+    the code of encodings."""
+    (_, first_study), (_, second_study) = runs
+    differences = _differing_fields(first_study, second_study)
+    first_codes, second_codes = (_code_of_encodings(study) for _, study in runs)
+    for encoding, code in first_codes.items():
+        other_code = second_codes.get(encoding, code)
+        if other_code != code:
+            differences[f"code of {encoding}"] = f"hash {code} and {other_code}"
+    first_rates, second_rates = (
+        {(check.task, check.encoding): check.chosen for check in study.rates} for _, study in runs
+    )
+    for (task, encoding), rate in first_rates.items():
+        other_rate = second_rates.get((task, encoding), rate)
+        if other_rate != rate:
+            differences[f"learning rate of {encoding} on {task}"] = f"{rate} and {other_rate}"
+    return differences
+
+
+def _code_of_encodings(study: Study) -> dict[str, str]:
+    """Return the hashes of the code of each encoding of a study, by its text."""
+    return {
+        trial.encoding: " ".join(filter(None, (trial.code, trial.source))) or "none"
+        for trial in study.trials
+    }
+
+
+def _write_differences(
+    report: Report, runs: Sequence[tuple[Path, Study]], out: Path | None
+) -> Path:
+    """Write the page of two runs' differences, and results.csv with the rows of both, and return
+    their folder, `out` or one named by the trials."""
+    trials = [trial for _, study in runs for trial in study.trials]
+    home = make_report_folder(trials, out, "report")
+    write_atomically(home / "results.csv", csv_of_runs(runs))
+    page_of(report).write(home / "report.html")
+    return home
+
+
 def _print_report(
-    study: Study, notes: Sequence[str], home: Path, figures_folder: Path | None, as_json: bool
+    report: Report, notes: Sequence[str], home: Path, figures_folder: Path | None, as_json: bool
 ) -> None:
     """Write the figures that were asked for, and print notes and tables.
 
     notes: on damaged or different results. home: folder of the report.
     """
     console = stderr_console()
-    report = report_of(study, home)
     for note in (*notes, *write_figures(report, figures_folder)):
         print_line(console, note)
     show_report(report, home, console, as_json)
@@ -198,18 +272,24 @@ def _recipe_of_study(study: Study) -> dict[str, set[object]]:
 
 def check_recipe(first_folder: Path, study: Study, folder: Path, other: Study) -> None:
     """Raise ValueError if two studies, in these folders, are of different recipes."""
-    ours = _recipe_of_study(study)
-    theirs = _recipe_of_study(other)
-    differing_fields = [name for name in ours if ours[name] != theirs.get(name)]
+    differing_fields = _differing_fields(study, other)
     if differing_fields:
-        differences = ", ".join(
-            f"{n} {joined_by_slashes(ours[n])} and {joined_by_slashes(theirs[n])}"
-            for n in differing_fields
-        )
-        raise ValueError(
+        differences = ", ".join(f"{name} {values}" for name, values in differing_fields.items())
+        raise NotOneStudy(
             f"{first_folder} and {folder} are of different recipes ({differences}), and numbers of "
             "different recipes must not be mixed. Report them one by one."
         )
+
+
+def _differing_fields(study: Study, other: Study) -> dict[str, str]:
+    """Return the values of both studies, in words, of each field in which their recipes differ."""
+    ours = _recipe_of_study(study)
+    theirs = _recipe_of_study(other)
+    return {
+        name: f"{joined_by_slashes(values)} and {joined_by_slashes(theirs[name])}"
+        for name, values in ours.items()
+        if values != theirs[name]
+    }
 
 
 def joined_by_slashes(values: set[object]) -> str:
@@ -225,7 +305,7 @@ def _check_same_code(runs: Sequence[tuple[Path, Study]]) -> None:
             this_code = " ".join(filter(None, (trial.code, trial.source))) or "none"
             first_folder, first_code = first_seen.setdefault(trial.encoding, (folder, this_code))
             if first_code != this_code:
-                raise ValueError(
+                raise NotOneStudy(
                     f"{trial.encoding} was other code in {folder} (hash {this_code}) than in "
                     f"{first_folder} (hash {first_code}). Run it again in one of them."
                 )
@@ -240,13 +320,13 @@ def _merge_rates(runs: Sequence[tuple[Path, Study]]) -> tuple[RateCheck, ...]:
                 (check.task, check.encoding), (folder, check)
             )
             if first_check.chosen != check.chosen:
-                raise ValueError(
+                raise NotOneStudy(
                     f"{check.encoding} on {check.task} was checked to a learning rate of "
                     f"{first_check.chosen} in {first_folder} and of {check.chosen} in {folder}, "
                     "and their numbers must not be mixed. Report them one by one."
                 )
             if _setting(first_check) != _setting(check):
-                raise ValueError(
+                raise NotOneStudy(
                     f"{check.encoding} was tuned to {_setting(first_check)} in {first_folder} and "
                     f"to {_setting(check)} in {folder}, and their numbers must not be mixed. "
                     "Report them one by one."
