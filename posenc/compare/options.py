@@ -203,6 +203,15 @@ class Options:
             panel="Training",
         ),
     ] = None
+    recompute: Annotated[
+        bool,
+        option(
+            "Train in less memory by recomputing each layer in the backward pass (gradient "
+            "checkpointing); the numbers stay the same.",
+            "--recompute",
+            panel="Training",
+        ),
+    ] = False
     width: Annotated[
         int | None, option("Width of the decoder, in channels.", shown="128", min=1, panel="Model")
     ] = None
@@ -249,8 +258,9 @@ class Options:
     config: Annotated[
         Path | None,
         option(
-            "A Hugging Face config.json, or its folder: the decoder gets its sizes unless "
-            "other options set them.",
+            "A Hugging Face config.json, or its folder: the decoder gets its sizes, unless other "
+            "options set them, its norms, activation, biases, windows and tied embeddings, and "
+            "RoPE its base; what is left out is named.",
             shown=False,
             panel="Model",
         ),
@@ -300,7 +310,8 @@ class Options:
     precision: Annotated[
         str,
         option(
-            "auto, float32 or bfloat16 (autocast). auto: bfloat16 if the hardware multiplies it.",
+            "auto, float32 or bfloat16 (autocast: matrix products in 16 bits; weights, gradients "
+            "and AdamW's averages in float32). auto: bfloat16 if the hardware multiplies it.",
             panel="Where",
         ),
     ] = "auto"

@@ -18,9 +18,6 @@ Activation = Literal["swiglu", "geglu_tanh", "gelu", "gelu_tanh", "relu"]
 Norm = Literal["rms", "layer"]
 NormPosition = Literal["pre", "post"]
 
-GATED_ACTIVATIONS = ("swiglu", "geglu_tanh")
-"""Activations of a third matrix, the gate."""
-
 _CHOICES = {
     "activation": Activation,
     "norm": Norm,
@@ -124,8 +121,13 @@ class DecoderConfig:
             # number of parameters (Shazeer 2020, section 3). Llama rounds this up to a multiple of
             # 256; 32 is chosen, not derived.
             gated_width = math.ceil(8 * self.embed_dim / (3 * 32)) * 32
-            width = gated_width if self.activation in GATED_ACTIVATIONS else 4 * self.embed_dim
+            width = gated_width if self.has_gate else 4 * self.embed_dim
             object.__setattr__(self, "ffn_dim", width)
+
+    @property
+    def has_gate(self) -> bool:
+        """Return True if the feed-forward has a third matrix, the gate."""
+        return self.activation in ("swiglu", "geglu_tanh")
 
     def _check_windows(self) -> None:
         """Raise TypeError or ValueError unless `layer_windows` is None, or a tuple with a window or

@@ -23,7 +23,7 @@ from posenc.encodings import (
 )
 from posenc.masks import Mask, sliding_window
 from posenc.masks.mask import check_mask
-from posenc.models.config import GATED_ACTIVATIONS, DecoderConfig
+from posenc.models.config import DecoderConfig
 from posenc.positions.tokens import Positions, as_tensor, consecutive_positions, positions_from_mask
 
 
@@ -75,8 +75,7 @@ class FeedForward(nn.Module):
         bias = config.ffn_bias
         assert ffn_dim is not None  # DecoderConfig replaces None
         self.activation = config.activation
-        is_gated = config.activation in GATED_ACTIVATIONS
-        self.gate_proj = nn.Linear(embed_dim, ffn_dim, bias=bias) if is_gated else None
+        self.gate_proj = nn.Linear(embed_dim, ffn_dim, bias=bias) if config.has_gate else None
         self.up_proj = nn.Linear(embed_dim, ffn_dim, bias=bias)
         self.down_proj = nn.Linear(ffn_dim, embed_dim, bias=bias)
 

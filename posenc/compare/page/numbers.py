@@ -195,6 +195,7 @@ _SETTINGS_OF_TABLES = ("encoding", "seed", "train_length", "test_lengths", "step
 def _settings_of(config: TrialConfig) -> dict[str, Any]:
     """Return the fields of a trial's config as cells, "" for what is unknown."""
     settings = dataclasses.asdict(config)
+    settings["architecture"] = str(config.architecture)
     settings["test_lengths"] = " ".join(map(str, config.test_lengths))
     if config.is_of_table:
         settings |= {name: "" for name in settings if name not in _SETTINGS_OF_TABLES}

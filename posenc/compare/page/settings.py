@@ -266,7 +266,8 @@ def _model_fact(config: TrialConfig) -> str:
     """Return the sizes of the trials' model."""
     return (
         f"decoder, {config.layers} layers, width {config.width}, {config.heads} heads on "
-        f"{config.kv_heads} key/value heads, projections {config.projections}"
+        f"{config.kv_heads} key/value heads, projections {config.projections}, layers "
+        f"{config.architecture}"
     )
 
 
@@ -282,8 +283,10 @@ def _training_fact(trial: TrialConfig, study: Study) -> tuple[str, str]:
     tables_text = f"tables of encodings {factors[0]:g} times it"
     if len(factors) > 1:
         tables_text = f"tables of encodings {factors[0]:g} to {factors[-1]:g} times it"
-    compiled_note = ", compiled" if trial.compile else ""
+    notes = f", {trial.micro_batch} windows at a time" if trial.micro_batch else ""
+    notes += ", layers computed again in the backward pass" if trial.recompute else ""
+    notes += ", compiled" if trial.compile else ""
     return fact_name, (
         f"{trial.steps:,} steps of {trial.batch} × {trial.train_length:,} {unit}, {rate_text}, "
-        f"{tables_text}, {trial.precision} on {trial.device}{compiled_note}"
+        f"{tables_text}, {trial.precision} on {trial.device}{notes}"
     )

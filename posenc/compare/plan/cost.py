@@ -3,14 +3,15 @@
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from posenc.command_line.progress import readable_duration
 from posenc.compare.defaults import TUNE_BATCH
 from posenc.compare.plan.encodings import build_encoding
-from posenc.compare.plan.sizes import count_parameters
 from posenc.compare.plan.splits import TextSplits
 from posenc.compare.plan.time_estimate import kind_of_trial, measure_kinds
 from posenc.compare.results import Study
@@ -21,14 +22,20 @@ from posenc.compare.trial.evaluate import (
     why_length_impossible,
 )
 from posenc.compare.trial.objectives import objective_of
+from posenc.compare.trial.readings import can_be_tuned
 from posenc.compare.trial.task_of_trial import (
     max_row_tokens,
     shape_length,
     task_of,
     vocabulary_size,
 )
-from posenc.compare.trial.train import VALID_ROWS_AT_ONCE, decoder_config, encoding_shape
-from posenc.encodings import PositionEncoding, RoPE, create, parse
+from posenc.compare.trial.train import decoder_config, encoding_shape, validation_rows
+from posenc.encodings import PositionEncoding, create, parse
+from posenc.hf.checkpoint.simulated_memory import (
+    SimulatedMemory,
+    bytes_of_weights,
+    meta_device_like_others,
+)
 from posenc.machine import hardware
 from posenc.machine.hardware import check_memory_or_disk, check_time, readable_size
 from posenc.report.report import Report, Section, Table
@@ -39,16 +46,17 @@ STEPS_PER_SECOND = 1000
 """No model takes more steps in a second, on any device: chosen, not measured."""
 BYTES_PER_PARAMETER = 16
 """Weights, gradients and AdamW's two averages in float32."""
-PROCESS_BYTES = 325 << 20
-"""Memory of a trial's process beside its model: Python, torch and posenc. Measured, as the factors
-below, with torch 2.13 on Linux: about 20 trainings, tunings and tests of 0.2 to 80 M parameters, in
-float32 and bfloat16, take within about 17 % of what the formula says; one of 124 M took 1.02 times
-it."""
-FLOATS_PER_CHANNEL, FLOATS_PER_LOGIT, FLOATS_PER_SCORE = 29.5, 3.0, 2.5
-"""Floats that a training step keeps: of each channel, for each token and layer; of each symbol of
-the vocabulary, for each token; of each score, in encodings that change scores."""
-CHANNELS_OF_TUNING, LOGITS_OF_TUNING, LOGITS_OF_TEST = 1.7, 7.5, 2.1
-"""The same of a tuning, of whose channels so many times as many are kept, and of a test."""
+PROCESS_BYTES = 340 << 20
+"""Memory of a trial's process beside its model: Python, torch and posenc. Measured with torch 2.13
+on Linux, as the two numbers below."""
+ALLOCATED_FOR_ACTIVATIONS = 1.15
+"""Memory that the allocator holds for activations, in multiples of what they take."""
+WEIGHTS_IN_CHECKPOINT = 13
+"""Memory of saving a checkpoint, in multiples of the weights: these, gradients, AdamW's two
+averages, and three copies of all but the gradients, as safetensors makes them."""
+LOGITS_OF_STEP, LOGITS_OF_TUNING, CHANNELS_OF_TUNING = 3.0, 7.5, 1.7
+"""Floats that a step of a training and of a tuning keep of each symbol of the vocabulary, for each
+token; and what a step of a tuning keeps of layers, in multiples of one of the training."""
 BYTES_PER_TRIAL = 2000
 """Memory of a planned trial in this process."""
 
@@ -114,49 +122,96 @@ def _check_week(trials: Sequence[TrialConfig], count: int, seconds: int, yes: bo
 
 def expected_memory(trials: Sequence[TrialConfig]) -> int | None:
     """Return the bytes of memory that the largest of these trials takes at most, in its own
-    process; None if one is not a decoder on text on the CPU: others were not measured. Autocast
-    takes about as much: weights stay in float32, and are cast for each step.
+    process; None if one is not a decoder on text on the CPU, as others were not measured, or has an
+    encoding that needs values. Autocast takes about as much: weights stay in float32, and are cast
+    for each step.
 
     Of these phases the largest counts, with w bytes of weights:
 
-        training    4 w (weights, gradients, AdamW's two averages) + activations and logits of the
-                    windows in memory at a time
-        validation  4 w + logits
+        training    4 w (weights, gradients, AdamW's two averages) + activations
+        validation  4 w + activations
         checkpoint  13 w: the same, and three copies of all but gradients, as safetensors makes them
-        test        2 w + logits
-        tuning      7 w + activations and logits of its windows
+        test        2 w + activations
+        tuning      7 w + activations of its windows
+
+    Activations are counted on the meta device, by the code that will run.
     """
-    sizes = [_expected_bytes(trial) for trial in {replace(trial, seed=0) for trial in trials}]
+    sizes = [_expected_bytes(trial) for trial in dict.fromkeys(map(_as_in_memory, trials))]
     return None if None in sizes else max((size for size in sizes if size), default=None)
 
 
+def _as_in_memory(trial: TrialConfig) -> TrialConfig:
+    """Return a trial without what takes no other memory: seed, rates, text and the like."""
+    return replace(
+        trial, seed=0, lr=1.0, encoding_lr=1.0, steps=1, corpus="", num_windows=0, test_window=0
+    )
+
+
+@lru_cache
 def _expected_bytes(trial: TrialConfig) -> int | None:
     """Return the memory of one trial, see `expected_memory`."""
     if trial.task != TEXT or (trial.objective, trial.device) != (CAUSAL, "cpu"):
         return None
-    encoding = _build_encoding(trial, trial.encoding)
-    vocabulary = vocabulary_size(trial)
-    num_parameters = count_parameters(trial.width, trial.layers, vocabulary)
-    num_parameters += sum(p.numel() for p in encoding.parameters())
-    weights = 4 * num_parameters
-    channels = 4 * FLOATS_PER_CHANNEL * trial.layers * trial.width
-    logits = 4 * vocabulary
-    scores = 0.0
-    if 3 in encoding.claims.places:
-        scores = 4 * FLOATS_PER_SCORE * trial.layers * trial.heads * trial.train_length
-    tokens = (trial.micro_batch or trial.batch) * trial.train_length
+    try:
+        with torch.device("meta"):
+            encoding = create(trial.encoding, encoding_shape(trial))
+            model = objective_of(trial).model_class(decoder_config(trial), encoding)
+        with meta_device_like_others():
+            return PROCESS_BYTES + _most_bytes_of_phases(trial, model)
+    except Exception:  # an encoding that reads its own values may raise anything
+        return None
+
+
+def _most_bytes_of_phases(trial: TrialConfig, model: nn.Module) -> int:
+    """Return the memory of the largest phase of a trial, whose model is on the meta device."""
+    weights = bytes_of_weights(model)
+    rows_of_step = trial.micro_batch or trial.batch
+    step = _activations_of_step(trial, model, rows_of_step)
+    validation = _activations_of_reading(trial, model, validation_rows(trial), trial.train_length)
+    phases = [4 * weights + step, 4 * weights + validation, WEIGHTS_IN_CHECKPOINT * weights]
     longest_length = max(trial.test_lengths)
-    phases = [
-        4 * weights + tokens * (channels + scores + FLOATS_PER_LOGIT * logits),
-        4 * weights + VALID_ROWS_AT_ONCE * trial.train_length * LOGITS_OF_TEST * logits,
-        13 * weights,
-        2 * weights + max(TOKENS_AT_ONCE, longest_length) * LOGITS_OF_TEST * logits,
-    ]
-    if trial.tune_steps and isinstance(encoding, RoPE):
-        tuned_tokens = TUNE_BATCH * longest_length
-        kept = CHANNELS_OF_TUNING * channels + LOGITS_OF_TUNING * logits
-        phases.append(7 * weights + tuned_tokens * kept)
-    return PROCESS_BYTES + round(max(phases))
+    for length in {trial.train_length, longest_length}:
+        rows = max(1, TOKENS_AT_ONCE // length)
+        phases.append(2 * weights + _activations_of_reading(trial, model, rows, length))
+    if trial.tune_steps and can_be_tuned(model):
+        bytes_of_logits = 4 * vocabulary_size(trial)
+        tokens_of_step = rows_of_step * trial.train_length
+        layers = step / tokens_of_step - LOGITS_OF_STEP * bytes_of_logits
+        kept = CHANNELS_OF_TUNING * max(0.0, layers) + LOGITS_OF_TUNING * bytes_of_logits
+        phases.append(7 * weights + round(TUNE_BATCH * longest_length * kept))
+    return max(phases)
+
+
+def _activations_of_step(trial: TrialConfig, model: nn.Module, rows: int) -> int:
+    """Return the most bytes that a training step takes in addition to its gradients."""
+    objective = objective_of(trial)
+    model.train()
+    with SimulatedMemory(model) as memory:
+        # The second piece of a step finds the gradients of the first.
+        for _ in range(2 if rows < trial.batch else 1):
+            windows = objective.training_targets(_windows(rows, trial.train_length), 0, 0)
+            objective.losses(model, windows, trial).mean().backward()
+    for parameter in model.parameters():
+        parameter.grad = None
+    activations = max(0, memory.peak - bytes_of_weights(model))
+    if trial.precision == "bfloat16":  # logits and their gradients are there in 16 bits, too
+        activations += 2 * 2 * vocabulary_size(trial) * rows * trial.train_length
+    return round(ALLOCATED_FOR_ACTIVATIONS * activations)
+
+
+@torch.no_grad()
+def _activations_of_reading(trial: TrialConfig, model: nn.Module, rows: int, length: int) -> int:
+    """Return the most bytes that activations of windows take that are read without training."""
+    objective = objective_of(trial)
+    model.eval()
+    with SimulatedMemory(model) as memory:
+        objective.losses(model, objective.held_out_targets(_windows(rows, length)), trial)
+    return round(ALLOCATED_FOR_ACTIVATIONS * memory.peak)
+
+
+def _windows(rows: int, length: int) -> Tensor:
+    """Return windows without values, and the symbol after each, (rows, length + 1)."""
+    return torch.empty(rows, length + 1, dtype=torch.int64, device="meta")
 
 
 def opening_sentence(study: Study, workers: int, folder: Path, seconds: int | None) -> str:
@@ -202,10 +257,13 @@ def _describe_steps(trials: Sequence[TrialConfig]) -> str:
 
 def _count_matrix_parameters(trial: TrialConfig) -> int:
     """Count the parameters in the model's matrices, without those of the encoding: attention, a
-    gated feed-forward network of three matrices, and one table of tokens."""
-    attention_parameters = 4 * trial.width**2
+    feed-forward network of two matrices or, with a gate, three, and one table of tokens."""
+    config = decoder_config(trial)
+    heads_in_and_out = 2 * config.num_heads + 2 * (config.num_kv_heads or 0)
+    attention_parameters = trial.width * heads_in_and_out * (config.head_dim or 0)
     num_token_kinds = vocabulary_size(trial)
-    layer_parameters = attention_parameters + trial.width * 3 * (decoder_config(trial).ffn_dim or 0)
+    matrices_of_ffn = 3 if config.has_gate else 2
+    layer_parameters = attention_parameters + trial.width * matrices_of_ffn * (config.ffn_dim or 0)
     num_stacks = len(
         objective_of(trial).causal_stacks
     )  # all but the first also attend to the first
@@ -259,7 +317,8 @@ def _check_model_memory(trial: TrialConfig, workers: int, num_encoding_parameter
     on CUDA, of its smallest GPU."""
     num_parameters = _count_matrix_parameters(trial) + num_encoding_parameters
     # The logits and their gradients, in float32.
-    logits_bytes = 2 * 4 * vocabulary_size(trial) * trial.batch * max_row_tokens(trial)
+    rows_at_once = trial.micro_batch or trial.batch
+    logits_bytes = 2 * 4 * vocabulary_size(trial) * rows_at_once * max_row_tokens(trial)
     bytes_per_model = BYTES_PER_PARAMETER * num_parameters + logits_bytes
     available_bytes = hardware.memory_bytes()
     place_in_words = ""
@@ -272,10 +331,11 @@ def _check_model_memory(trial: TrialConfig, workers: int, num_encoding_parameter
         place_in_words = " on one GPU"
     check_memory_or_disk(
         f"{workers} {'worker' if workers == 1 else 'workers'}{place_in_words} at a model of "
-        f"{num_parameters:,} parameters and {trial.batch:,} {_describe_rows(trial)} a step",
+        f"{num_parameters:,} parameters and {rows_at_once:,} {_describe_rows(trial)} "
+        f"{'at a time' if trial.micro_batch else 'a step'}",
         workers * bytes_per_model,
         available_bytes,
-        "Take a smaller --width, --layers, --train-length, --batch or --workers.",
+        "Take a smaller --width, --layers, --train-length, --batch, --micro-batch or --workers.",
     )
 
 

@@ -32,12 +32,17 @@ from posenc.compare.plan.encodings import (
     find_contract_failures,
     read_encodings,
 )
-from posenc.compare.plan.equal_tuning import RecordedChoices, Search, recorded_choices
+from posenc.compare.plan.equal_tuning import (
+    RecordedChoices,
+    Search,
+    recorded_choices,
+    with_options,
+)
 from posenc.compare.plan.learning_rate_search import check_rates, rate_trials
-from posenc.compare.plan.sizes import decoder_sizes
+from posenc.compare.plan.sizes import decoder_sizes, layers_of_config
 from posenc.compare.plan.splits import MinimumSizes, TextSplits, split_text
 from posenc.compare.plan.tokens import text_of_options, token_settings
-from posenc.compare.trial.config import CAUSAL, TrialConfig
+from posenc.compare.trial.config import CAUSAL, Architecture, TrialConfig
 from posenc.compare.trial.objectives import OBJECTIVES, Objective
 from posenc.encodings import ModelShape, PerLayer, create
 from posenc.files.atomic import prepare_page_and_figures
@@ -100,7 +105,8 @@ class Plan:
         be tuned as the others are."""
         options = self.options
         has_other_text = options.text or options.tokens or options.tokenizer
-        has_other_choice = options.tune is not None or options.search_lr or has_other_text
+        has_other_text_or_layers = has_other_text or options.config
+        has_other_choice = options.tune is not None or options.search_lr or has_other_text_or_layers
         if has_other_choice or [trial.task for trial in self.task_trials] != [TEXT]:
             return None
         return recorded_choices(self.task_trials[0], self.compared)
@@ -127,9 +133,14 @@ def make_plan(options: Options) -> Plan:
     for folder in options.reuse or ():
         if not Path(folder).is_dir():
             raise ValueError(f"--reuse must be a folder of posenc compare, and {folder} is none.")
-    compared = _read_encodings(options.encodings or _default_encodings(options))
+    texts = options.encodings or _default_encodings(options)
+    layers = layers_of_config(options)
+    compared = _read_encodings(texts)
+    if layers is not None and layers.rope_theta is not None:
+        base = (("rope_theta", layers.rope_theta),)
+        compared = _read_encodings([with_options(text, base) for text in texts])
     num_seeds = _num_seeds(options, compared)
-    notes = _notes(len(compared), num_seeds)
+    notes = _notes(len(compared), num_seeds) + (() if layers is None else (layers.note,))
     task_trials = plan_one_trial_per_task(options, compared)
     prepare_page_and_figures(options.figures)
     return Plan(options, num_seeds, compared, task_trials, notes=notes)
@@ -311,6 +322,7 @@ def _shared_fields(options: Options, encoding: str) -> dict[str, Any]:
             f"--projections {options.projections} needs as many key/value heads as query heads, "
             f"got {sizes['kv_heads']} and {sizes['heads']}."
         )
+    layers = layers_of_config(options)
     device, precision = _device_and_precision(options)
     common_names = {f.name for f in fields(TrialConfig)} & {f.name for f in fields(Options)}
     common_names -= {"tokenizer", "document_end", "micro_batch"}  # of a text; see `_plan_trial`
@@ -319,6 +331,7 @@ def _shared_fields(options: Options, encoding: str) -> dict[str, Any]:
         "seed": 0,
         "corpus": "",
         **sizes,
+        "architecture": Architecture() if layers is None else layers.architecture,
         "device": device,
         "precision": precision,
         "torch": torch.__version__,

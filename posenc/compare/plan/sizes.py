@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 from posenc.compare.defaults import DECODER_SIZES
 from posenc.compare.options import Options
+from posenc.compare.trial.config import CAUSAL, Architecture
 from posenc.compare.trial.windows import VOCABULARY_SIZE
 from posenc.hf.checkpoint.check_config import read_text_config
+from posenc.hf.checkpoint.decoder_of_config import decoder_of_config
 
 _CONFIG_KEYS = {
     "width": ("hidden_size", "n_embd", "d_model"),
@@ -36,13 +38,12 @@ def decoder_sizes(options: Options) -> dict[str, int]:
             raise ValueError("--small needs --config, whose model it makes smaller.")
         sizes = {**DECODER_SIZES, **from_options}
     else:
-        path = Path(options.config)
-        path = path / "config.json" if path.is_dir() else path
-        config_sizes = _sizes_from_config(read_text_config(path), path, options.small, from_options)
+        path = _config_file(options.config)
+        config_sizes = _sizes_from_config(read_text_config(path), path, options.small)
         sizes = {**config_sizes, **from_options}
         if "heads" in from_options and "kv_heads" not in from_options:
             sizes["kv_heads"] = _kv_heads_at_same_sharing(config_sizes, from_options["heads"], path)
-    if sizes["width"] % sizes["heads"]:
+    if sizes["width"] % sizes["heads"] and not _takes_head_dim(options):
         raise ValueError(f"--heads {sizes['heads']} does not divide --width {sizes['width']}.")
     sizes = {"kv_heads": sizes["heads"], **sizes}
     heads, kv_heads = sizes["heads"], sizes["kv_heads"]
@@ -51,15 +52,23 @@ def decoder_sizes(options: Options) -> dict[str, int]:
     return sizes
 
 
-def _sizes_from_config(
-    raw: Mapping[str, Any], path: Path, small: bool, from_options: Mapping[str, int]
-) -> dict[str, int]:
+def _config_file(config: Path) -> Path:
+    """Return the path of the config.json that --config names by itself or by its folder."""
+    path = Path(config)
+    return path / "config.json" if path.is_dir() else path
+
+
+def _takes_head_dim(options: Options) -> bool:
+    """Return True if heads have as many channels as in --config, not those that options give."""
+    return options.config is not None and options.width is None and options.heads is None
+
+
+def _sizes_from_config(raw: Mapping[str, Any], path: Path, small: bool) -> dict[str, int]:
     """Return the sizes of a config by name.
 
     raw: the content of the config at `path`.
     small: shrink them, see `_shrunk_sizes`.
-    from_options: sizes that the user gave, which will replace the config's.
-    Raises: ValueError for a config that lacks a size or whose heads do not fit its width.
+    Raises: ValueError for a config that lacks a size or whose heads do not fit each other.
     """
     sizes = {}
     for name, keys in _CONFIG_KEYS.items():
@@ -74,12 +83,6 @@ def _sizes_from_config(
     head_dim = raw.get("head_dim") or sizes["width"] // heads
     if small:
         return _shrunk_sizes(sizes["layers"], heads // kv_heads, kv_heads, head_dim)
-    if not {"width", "heads"} & from_options.keys() and heads * head_dim != sizes["width"]:
-        raise ValueError(
-            f"{path}: {heads} heads of {head_dim} have {heads * head_dim} channels, but its "
-            f"hidden_size is {sizes['width']}; here both must be equal. Add --small, or "
-            f"--width {heads * head_dim}."
-        )
     return {**sizes, "kv_heads": kv_heads}
 
 
@@ -110,6 +113,52 @@ def _shrunk_sizes(
         "heads": heads,
         "kv_heads": kv_heads,
     }
+
+
+class LayersOfConfig(NamedTuple):
+    """The layers that a study takes from --config: their architecture, the base of RoPE (None if
+    the config has none), and a sentence on what was taken and what was left out."""
+
+    architecture: Architecture
+    rope_theta: float | None
+    note: str
+
+
+def layers_of_config(options: Options) -> LayersOfConfig | None:
+    """Return the layers of --config in a model of the sizes of `decoder_sizes`; None without it.
+
+    With another width the feed-forward keeps its ratio to it. Windows of layers are those of as
+    many first layers; in a deeper model they begin again.
+
+    Raises: ValueError for a config that cannot be read.
+    """
+    if options.config is None:
+        return None
+    path = _config_file(options.config)
+    raw = read_text_config(path)
+    found = decoder_of_config(raw, path)
+    sizes = decoder_sizes(options)
+    choices = dict(found.choices)
+    left_out = list(found.left_out)
+    keeps_width = options.width is None and not options.small
+    if not (_takes_head_dim(options) and keeps_width):
+        choices["head_dim"] = None
+    if choices.get("ffn_dim") is not None and not keeps_width:
+        ratio = choices["ffn_dim"] / _sizes_from_config(raw, path, small=False)["width"]
+        choices["ffn_dim"] = math.ceil(ratio * sizes["width"] / 32) * 32
+    windows = choices.get("layer_windows")
+    if windows is not None:
+        choices["layer_windows"] = tuple(windows[i % len(windows)] for i in range(sizes["layers"]))
+    if choices.get("tie_embeddings") and options.objective != CAUSAL:
+        choices["tie_embeddings"] = False
+        left_out.append("tied embeddings, which only decoders have")
+    architecture = Architecture(**choices)
+    rope_in_words = "" if found.rope_theta is None else f", RoPE's base {found.rope_theta:g}"
+    note = (
+        f"Of {path} are taken: sizes, layers with {architecture}{rope_in_words}. Left out: "
+        f"{', '.join(left_out) or 'nothing'}."
+    )
+    return LayersOfConfig(architecture, found.rope_theta, note)
 
 
 HEAD_CHANNELS = 32

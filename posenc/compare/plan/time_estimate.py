@@ -167,7 +167,7 @@ def _measure_in_process(
             stderr=log,
             text=True,
             encoding="utf-8",
-            env=process.trial_environment(trials[0].device),
+            env=process.trial_environment(trials[0].device, saves_memory=trials[0].saves_memory),
         ) as measuring_process,
     ):
         assert measuring_process.stdout is not None

@@ -4,7 +4,7 @@ import errno
 import hashlib
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from posenc.compare.judging.answer import conclude
@@ -255,7 +255,7 @@ def recipe_values_of(trials: Iterable[TrialConfig]) -> dict[str, set[object]]:
     """Return the values that trials have in each field of their recipe."""
     values_by_field: dict[str, set[object]] = {}
     for trial in trials:
-        for name, value in asdict(trial).items():
+        for name, value in vars(trial).items():
             if name not in _FIELDS_OUTSIDE_RECIPE:
                 values_by_field.setdefault(name, set()).add(value)
     return values_by_field

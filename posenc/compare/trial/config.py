@@ -32,7 +32,8 @@ has the lowest mean loss of six encodings at the training length: 2.22, 2.06, 2.
 """
 _NEWER_FIELDS = (
     *("compile", "encoding_lr", "num_windows", "test_window", "tune_steps"),
-    *("tokenizer", "vocabulary", "document_end", "micro_batch"),
+    *("tokenizer", "vocabulary", "document_end", "micro_batch", "recompute"),
+    "architecture",
 )
 """Fields that older trials lack; their defaults are what these trials did."""
 CAUSAL = "causal"
@@ -48,6 +49,51 @@ MAX_ENTRIES = 1000
 with more would not be readable. Chosen, not derived."""
 MAX_NAME_LETTERS = 60
 """Maximum of letters of an encoding in the name of a folder."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the layers of a trial's model are: fields of posenc.DecoderConfig. The defaults are
+    posenc's own decoder; others are those of --config.
+
+    >>> str(Architecture(qk_norm=True, ffn_dim=96))
+    'ffn_dim 96, qk_norm True'
+    """
+
+    head_dim: int | None = None
+    ffn_dim: int | None = None
+    norm: str = "rms"
+    norm_eps: float = 1e-6
+    activation: str = "swiglu"
+    ffn_bias: bool = False
+    tie_embeddings: bool = False
+    attention_bias: bool = False
+    output_bias: bool | None = None
+    qk_norm: bool = False
+    layer_windows: tuple[int | None, ...] | None = None
+
+    def __str__(self) -> str:
+        """Return the fields that posenc's own decoder has not, as text."""
+        differing_fields = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                differing_fields.append(f"{field.name} {value}")
+        return ", ".join(differing_fields) or "posenc's own"
+
+    def check(self) -> None:
+        """Raise ValueError for layers that no plan makes; called after reading a file."""
+        for name in ("head_dim", "ffn_dim"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), 1)
+        for name in ("norm", "activation"):
+            check_text_length(name, getattr(self, name), MAX_ENTRIES)
+        windows = self.layer_windows or ()
+        if len(windows) > MAX_ENTRIES:
+            raise ValueError(f"layer_windows: expected at most {MAX_ENTRIES:,}.")
+        for window in windows:
+            if window is not None:
+                check_count("a window", window, 1)
 
 
 @dataclass(frozen=True)
@@ -87,6 +133,8 @@ class TrialConfig:
             text of bytes.
         micro_batch: windows of a step that are in memory at a time; their gradients add up. 0 for
             all of them.
+        recompute: compute each layer again in the backward pass, in less memory.
+        architecture: the layers of the model.
     """
 
     encoding: str
@@ -119,6 +167,8 @@ class TrialConfig:
     vocabulary: int = 0
     document_end: int | None = None
     micro_batch: int = 0
+    recompute: bool = False
+    architecture: Architecture = Architecture()
 
     def check(self) -> None:
         """Raise ValueError for a trial that no plan makes; called after reading a file."""
@@ -153,7 +203,11 @@ class TrialConfig:
         count only where they are set, so that older trials keep theirs."""
         defaults = {f.name: f.default for f in dataclasses.fields(self) if f.name in _NEWER_FIELDS}
         values = dataclasses.asdict(self)
-        counted_values = {k: v for k, v in values.items() if k not in defaults or v != defaults[k]}
+        counted_values = {
+            name: value
+            for name, value in values.items()
+            if name not in defaults or getattr(self, name) != defaults[name]
+        }
         fields_in_json = json.dumps(counted_values, sort_keys=True)
         return hashlib.sha256(fields_in_json.encode()).hexdigest()[:12]
 
@@ -165,6 +219,11 @@ class TrialConfig:
         suffix = "" if self.task == TEXT else f"-{self.task}"
         suffix += "" if self.objective == CAUSAL else f"-{self.objective}"
         return name + re.sub(r"[^\w.]+", "-", f"{suffix}-seed{self.seed}")
+
+    @property
+    def saves_memory(self) -> bool:
+        """Return True if an option makes a step take less memory and more time."""
+        return self.recompute or self.micro_batch > 0
 
     @property
     def is_on_text(self) -> bool:
@@ -224,7 +283,11 @@ def write_trial(folder: Path, config: TrialConfig) -> None:
 def read_trial(folder: Path) -> TrialConfig:
     """Read a trial from its folder. Raises ValueError if the folder has another trial's name."""
     fields = json.loads(read_file_text(folder / "config.json"))
-    config = TrialConfig(**fields | {"test_lengths": tuple(fields["test_lengths"])})
+    fields["test_lengths"] = tuple(fields["test_lengths"])
+    layers = fields.get("architecture", {})
+    if layers.get("layer_windows") is not None:
+        layers["layer_windows"] = tuple(layers["layer_windows"])
+    config = TrialConfig(**fields | {"architecture": Architecture(**layers)})
     if config.folder != folder.name:
         raise ValueError(f"{folder}/config.json is the config of {config.folder}")
     return config

@@ -55,14 +55,20 @@ def command(module: str, *arguments: object) -> list[str]:
     return [sys.executable, "-P", "-c", _START_CODE, *map(str, words)]
 
 
-def trial_environment(device: str) -> dict[str, str]:
-    """Return the environment variables of a process that trains or times trials on a device."""
+def trial_environment(device: str, *, saves_memory: bool = False) -> dict[str, str]:
+    """Return the environment variables of a process that trains or times trials on a device.
+
+    saves_memory: give freed memory back to the system, which costs a little time.
+    """
     variables = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if device == "cpu":
         # One thread each: sums are bit-identical, and processes scale better than threads.
         variables |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        # glibc keeps freed blocks instead of returning them to the system at every step.
-        variables |= {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "-1"}
+        # glibc keeps freed blocks instead of returning them to the system at every step; where
+        # memory is short, each larger tensor is a mapping of its own, so that none is kept.
+        threshold = 1 << 20 if saves_memory else 1 << 30
+        variables["MALLOC_MMAP_THRESHOLD_"] = str(threshold)
+        variables["MALLOC_TRIM_THRESHOLD_"] = str(threshold) if saves_memory else "-1"
     else:
         variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     return variables
@@ -120,7 +126,7 @@ class TrialProcess:
                 stderr=log,
                 text=True,
                 encoding="utf-8",
-                env=trial_environment(trial.device) | gpu_variable,
+                env=trial_environment(trial.device, saves_memory=trial.saves_memory) | gpu_variable,
                 start_new_session=True,  # only the run gets Ctrl-C, and ends its workers
             )
 

@@ -18,7 +18,7 @@ from posenc.compare.results import TrainingPoint
 from posenc.compare.trial import checkpoint
 from posenc.compare.trial.checkpoint import Cursor
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.evaluate import target_loss, validation_bits
+from posenc.compare.trial.evaluate import TOKENS_AT_ONCE, target_loss, validation_bits
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.task_of_trial import (
     objective_of_model,
@@ -37,7 +37,7 @@ MAX_GRADIENT_NORM = 1.0
 BETAS = (0.9, 0.98)
 """Short trainings need a shorter average of squared gradients than 0.999."""
 VALID_ROWS_AT_ONCE = 32
-"""Number of validation windows in one pass."""
+"""Number of validation windows in one pass, see `validation_rows`."""
 REUSED_LOSS_TOLERANCE = 0.01
 """Bits by which the validation loss of reused weights may differ, on another CPU or GPU."""
 NUM_VALIDATIONS = 10
@@ -62,6 +62,7 @@ def encoding_shape(config: TrialConfig, stack: int = -1) -> ModelShape:
         config.width,
         config.heads,
         config.kv_heads,
+        config.architecture.head_dim,
         train_length=shape_length(config),
         causal=objective_of_model(config).causal_stacks[stack],
     )
@@ -76,6 +77,8 @@ def decoder_config(config: TrialConfig) -> DecoderConfig:
         config.heads,
         config.kv_heads,
         projections=config.projections,  # type: ignore[arg-type]
+        recompute=config.recompute,
+        **vars(config.architecture),
     )
 
 
@@ -333,6 +336,14 @@ def _bytes_per_target(
     return (num_bytes / windows[1].sum()).item()
 
 
+def validation_rows(config: TrialConfig) -> int:
+    """Return the number of validation windows in one pass. Where a step trains on its windows in
+    pieces, as memory is short, a pass has no more tokens than one of the tests."""
+    if not config.micro_batch:
+        return VALID_ROWS_AT_ONCE
+    return max(1, min(VALID_ROWS_AT_ONCE, TOKENS_AT_ONCE // config.train_length))
+
+
 @torch.no_grad()
 def _validate(
     model: nn.Module,
@@ -348,7 +359,7 @@ def _validate(
     objective = objective_of(config)
     windows = objective.held_out_targets(validation_windows(symbols, config))
     model.eval()
-    parts = zip(*(tensor.split(VALID_ROWS_AT_ONCE) for tensor in windows), strict=True)
+    parts = zip(*(tensor.split(validation_rows(config)) for tensor in windows), strict=True)
     sums = [objective.losses(model, part, config).double().sum().item() for part in parts]
     model.train()
     num_bytes = objective.target_bytes(windows, token_bytes).sum().item()

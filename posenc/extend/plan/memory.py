@@ -16,13 +16,13 @@ import torch
 
 from posenc.extend.measure.losses import MAX_TOKENS_PER_BATCH, next_token_losses, piece_length
 from posenc.extend.options import Options
-from posenc.extend.plan.simulated_memory import (
+from posenc.extend.refusals import check_new_length, with_trained_length
+from posenc.hf.checkpoint.loading import Checkpoint, load_on_meta
+from posenc.hf.checkpoint.simulated_memory import (
     SimulatedMemory,
     bytes_of_weights,
     meta_device_like_others,
 )
-from posenc.extend.refusals import check_new_length, with_trained_length
-from posenc.hf.checkpoint.loading import Checkpoint, load_on_meta
 from posenc.hf.lora import add_lora
 from posenc.hf.master_weights import MasterWeights
 from posenc.hf.teacher import SameWeights, copied_teacher

@@ -9,8 +9,9 @@ import torch
 
 from posenc.compare.plan import cost
 from posenc.compare.plan.cost import expected_memory
-from posenc.compare.trial.config import write_trial
+from posenc.compare.trial.config import Architecture, write_trial
 from posenc.compare.trial.objectives import OBJECTIVES
+from posenc.compare.trial.process import trial_environment
 from posenc.compare.trial.train import build_model
 from tests.compare.judging.test_summary import TRIAL
 from tests.compare.test_tasks import COPY
@@ -29,13 +30,19 @@ def check(trial=TRIAL, encodings=("rope",), seeds=1, workers=1, yes=False):
     cost.check_cost([trial], encodings, seeds, workers, yes)
 
 
+@pytest.mark.parametrize("kind", ["own", "qwen3", "gpt2"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_parameters_are_counted_as_they_are_built(objective):
-    trial = dataclasses.replace(TRIAL, objective=objective)
+def test_parameters_are_counted_as_they_are_built(objective, kind):
+    layers = {
+        "own": Architecture(),
+        "qwen3": Architecture(head_dim=32, ffn_dim=256, qk_norm=True),
+        "gpt2": Architecture(norm="layer", activation="gelu_tanh"),
+    }
+    heads = {"heads": 4, "kv_heads": 2} if kind == "qwen3" else {}
+    trial = dataclasses.replace(TRIAL, objective=objective, architecture=layers[kind], **heads)
     model = build_model(trial)
     matrices = sum(p.numel() for p in model.parameters() if p.ndim > 1)
-    tied = model.head.weight is model.tokens.weight
-    built = matrices if tied else matrices - model.head.weight.numel()
+    built = matrices - model.head.weight.numel()
     assert cost._count_matrix_parameters(trial) == built
 
 
@@ -117,6 +124,9 @@ def test_a_constructor_that_reads_what_it_computes_is_counted_too(reads, tmp_pat
     assert sum(p.numel() for p in cost._build_encoding(TRIAL, f"{mine}:Reads").parameters()) == 7
 
 
+QWEN3_LAYERS = Architecture(
+    head_dim=32, ffn_dim=256, qk_norm=True, tie_embeddings=True, layer_windows=(None, 32, 32, None)
+)
 _TRIAL_IN_A_PROCESS = """
 import sys, tempfile
 from pathlib import Path
@@ -146,10 +156,14 @@ print(status.partition("VmHWM:")[2].split()[0])
         {"encoding": "alibi", "width": 128, "train_length": 256},
         {"tune_steps": 2, "vocabulary": 1000},
         {"precision": "bfloat16"},
+        {"width": 128, "layers": 8, "vocabulary": 501, "batch": 32},
+        {"width": 128, "layers": 8, "vocabulary": 501, "batch": 32, "recompute": True},
+        {"kv_heads": 1, "architecture": QWEN3_LAYERS},
     ],
 )
 def test_memory_is_what_a_process_takes_within_a_fifth(tmp_path, changes):
-    """The largest phase differs: a step, a checkpoint, scores of an encoding, a tuning."""
+    """The largest phase differs: a step, a checkpoint, scores of an encoding, a tuning. The process
+    has the environment of a trial's, which decides what memory is given back."""
     config = dataclasses.replace(
         TINY,
         **{"train_length": 128, "batch": 16, "width": 64, "heads": 4, "kv_heads": 4, "layers": 4}
@@ -165,9 +179,33 @@ def test_memory_is_what_a_process_takes_within_a_fifth(tmp_path, changes):
         capture_output=True,
         text=True,
         check=True,
+        env=trial_environment("cpu", saves_memory=config.saves_memory),
     )
     announced = expected_memory([config])
     assert announced == pytest.approx(int(done.stdout) * 1024, rel=0.2)
+
+
+def test_computing_layers_again_is_announced_with_less_memory():
+    deep = dataclasses.replace(TINY, layers=8, width=64, heads=4, kv_heads=4, batch=64)
+    plain = expected_memory([deep])
+    recomputed = expected_memory([dataclasses.replace(deep, recompute=True)])
+    bytes_of_activation = 4 * 64 * deep.train_length * deep.width
+    # 7 of 8 layers keep their input instead of about twenty tensors of its size.
+    assert 7 * 10 * bytes_of_activation < plain - recomputed < 7 * 40 * bytes_of_activation
+
+
+def test_an_encoding_that_reads_its_values_leaves_the_memory_unknown(tmp_path):
+    mine = tmp_path / "reads.py"
+    mine.write_text(
+        "import posenc, torch\n\n\n"
+        "class Reads(posenc.PositionEncoding):\n"
+        '    claims = posenc.Claims(places=(), source="me")\n\n'
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.read = torch.ones(3).tolist()\n",
+        encoding="utf-8",
+    )
+    assert expected_memory([dataclasses.replace(TINY, encoding=f"{mine}:Reads")]) is None
 
 
 def test_memory_is_unknown_where_it_was_not_measured():

@@ -11,7 +11,7 @@ from posenc.compare.page.figures import MAX_ENCODINGS_DRAWN
 from posenc.compare.page.report import report_of
 from posenc.compare.reports.report_runs import merge_runs, report_runs
 from posenc.compare.results import PositionScore, Study, TrialResult
-from posenc.compare.trial.config import RECIPE
+from posenc.compare.trial.config import RECIPE, Architecture
 from posenc.report.chart import split_by_series
 from posenc.report.html_page import page_of
 from posenc.report.report import Plot
@@ -124,6 +124,10 @@ def test_what_is_missing_in_one_run_may_be_in_the_other():
     ("fields", "said"),
     [
         ({"steps": 400}, r"a and b are of different recipes \(steps 100 and 400\)"),
+        (
+            {"architecture": Architecture(qk_norm=True)},
+            r"different recipes \(architecture posenc's own and qk_norm True\)",
+        ),
         ({"corpus": "d", "lr": 0.5}, r"\(corpus c and d, lr 0.001 and 0.5\)"),
         ({"recipe": 1}, rf"recipe {RECIPE} and 1"),
         ({"test_lengths": (128, 256, 1024)}, r"test_lengths \(128, 256, 512\) and \(128, 256, 10"),

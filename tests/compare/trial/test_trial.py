@@ -7,10 +7,18 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from posenc.compare.results import TrialResult
 from posenc.compare.trial import checkpoint, evaluate, train, windows
-from posenc.compare.trial.config import CAUSAL, ENCODING_LR, TrialConfig, read_trial, write_trial
+from posenc.compare.trial.config import (
+    CAUSAL,
+    ENCODING_LR,
+    Architecture,
+    TrialConfig,
+    read_trial,
+    write_trial,
+)
 from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.models import Decoder, DecoderConfig
 
@@ -56,6 +64,8 @@ def run(config, folder, event=quiet, every=5):
 
 
 def other(value):
+    if isinstance(value, Architecture):
+        return Architecture(qk_norm=True)
     if isinstance(value, tuple):
         return (*value, 99)
     if value is None:
@@ -291,3 +301,48 @@ def test_linear_layers_of_an_encoding_keep_the_model_rate_without_decay():
     found = [g for g in groups for p in g["params"] if id(p) in own]
     assert len(found) == len(own) > 0
     assert all(g["factor"] == 1 and g["weight_decay"] == 0 for g in found)
+
+
+class _DtypesOfProducts(TorchDispatchMode):
+    """Collect the dtypes of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        out = operator(*arguments, **(options or {}))
+        if operator in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.dtypes.add(out.dtype)
+        return out
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_precision_is_that_of_matrix_products_and_all_that_is_kept_is_float32(precision):
+    config = dataclasses.replace(TINY, precision=precision)
+    model = train.build_model(config)
+    optimizer = train.optimizer_for(model, config)
+    symbols = np.arange(300, dtype=np.uint16) % 250
+    with _DtypesOfProducts() as products:
+        loss = train.take_step(model, optimizer, config, symbols, 0)
+    assert products.dtypes == {getattr(torch, precision)}
+    kept = [loss, *model.parameters(), *(p.grad for p in model.parameters())]
+    for state in optimizer.state.values():
+        kept += [state["exp_avg"], state["exp_avg_sq"]]
+    assert {tensor.dtype for tensor in kept} == {torch.float32}
+
+
+def test_layers_that_are_computed_again_train_to_the_same_bits(tmp_path):
+    plain, _ = run(TINY, tmp_path / "plain")
+    recomputed, _ = run(dataclasses.replace(TINY, recompute=True), tmp_path / "recomputed")
+    weights = recomputed.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in plain.state_dict().items())
+
+
+def test_a_trial_with_the_layers_of_a_config_learns(tmp_path):
+    layers = Architecture(
+        head_dim=24, ffn_dim=40, qk_norm=True, tie_embeddings=True, layer_windows=(None, 8)
+    )
+    model, cursor = run(dataclasses.replace(TINY, architecture=layers), tmp_path / "trial")
+    assert model.config.layer_windows == (None, 8)
+    assert cursor.training[-1].valid < cursor.training[0].valid
