@@ -59,12 +59,20 @@ function harmless(key, value, facts) {
   if (!facts.harmless.includes(key)) return false;
   if (key === "rope.beta_fast") return value === 32;
   if (key === "rope.beta_slow") return value === 1;
+  if (key === "hidden_act") return typeof value === "string";
   if (key === "use_sliding_window") return value === false;
   if (key === "use_qk_norm") return typeof value === "boolean";
   if (key === "layer_types") return Array.isArray(value) && value.every((kind) => kind === "full_attention");
   if (key === "rope_scaling" || key === "head_dim") return value === null;
   if (key === "sliding_window") return value === null || isSize(value);
   return value !== null && (typeof value === "boolean" || isNumber(value));
+}
+
+// The first size that is written as 4096.0 or 4e3: some runtimes refuse it, and what JavaScript reads
+// does not show it.
+function fractional(text) {
+  const sizes = ["hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "head_dim", "max_position_embeddings", "intermediate_size", "vocab_size", "sliding_window", ORIGINAL];
+  return text.match(new RegExp(`"(${sizes.join("|")})"\\s*:\\s*-?\\d+[.eE]`))?.[1];
 }
 
 // The spelling of a config and its numbers, or the key that the table says nothing of.
@@ -165,7 +173,8 @@ export function answers(text) {
   if (found.problem) return found;
   const { config, family } = found;
   const facts = Object.hasOwn(table.families, family) ? table.families[family] : null;
-  const values = facts ? spelled(config, facts) : { stop: "model_type" };
+  const odd = fractional(text);
+  const values = odd ? { stop: odd } : facts ? spelled(config, facts) : { stop: "model_type" };
   const place = values.spelling === undefined ? undefined : places.get(values.spelling);
   const needed = (facts?.needs ?? []).filter((key) => config[key] === undefined);
   const runtimes = {};

@@ -12,12 +12,17 @@ from posenc.doctor.rules.rope_dicts import OLD_READERS
 from posenc.runtimes.files.source import Source, as_transformers
 from posenc.runtimes.known import emulate
 from tests.browser import DESKTOP, PHONE, needs_chromium
+from tests.doctor.planted import PLANTED as PLANTED_IN_PUBLISHED
+from tests.doctor.test_foreign_cases import FOLDER
+from tests.doctor.test_planted import changed
 from tests.explore.test_page import (  # noqa: F401 - two are fixtures
     DATA,
     FIGURES,
     PAGE,
+    ROOT,
     STRINGS,
     browser,
+    count_answers_of_emulators,
     drawn_configs,
     page,
     script,
@@ -161,10 +166,15 @@ def unsaid(shown, config):
     return unsaid_findings
 
 
-ASKED = """.map(each => { const found = explorer.answers(JSON.stringify(each)); return {
+ASKED = """.map(text => { const found = explorer.answers(text); return {
     clear: explorer.isClear(found), stop: found.stop, found: (found.findings ?? []).filter(
     one => one.rank < 2).map(({code, key, cure, values}) => [
     code, explorer.words(key, values, "en"), explorer.words(cure, values, "en")])} })"""
+
+
+def asked(page, configs):  # noqa: F811
+    """What the page finds in each config."""
+    return page(f"{json.dumps([json.dumps(each) for each in configs])}{ASKED}")
 
 
 def test_the_page_has_the_doctors_names_and_cures():
@@ -193,9 +203,7 @@ def test_page_finds_what_the_doctor_finds(browser, page, name, language):  # noq
 
 @needs_chromium
 def test_page_has_the_doctors_words(page):  # noqa: F811
-    for config, shown in zip(
-        PLANTED.values(), page(f"{json.dumps([*PLANTED.values()])}{ASKED}"), strict=True
-    ):
+    for config, shown in zip(PLANTED.values(), asked(page, PLANTED.values()), strict=True):
         assert unsaid(shown["found"], config) == [] and shown["found"] and not shown["clear"]
         (code, message, cure), *_ = shown["found"]
         assert unsaid([(code, f"{message}!", cure)], config)
@@ -221,12 +229,47 @@ def test_page_gives_no_all_clear_where_the_doctor_complains(page):  # noqa: F811
             place[key[:-1] + draw.choice(["", key[-1] * 2, "_"])] = place.pop(key, 1)
         drawn.append(slip)
     clear = said = 0
-    for config, shown in zip(drawn, page(f"{json.dumps(drawn)}{ASKED}"), strict=True):
+    for config, shown in zip(drawn, asked(page, drawn), strict=True):
         assert unsaid(shown["found"], config) == [], config
         said += len(shown["found"])
         clear += shown["clear"]
         assert not shown["clear"] or doctor(config) == (set(), ""), config
     assert clear >= 5 and said > 250, (clear, said)
+
+
+def recorded():
+    """The configs that were given to the code of six runtimes."""
+    for path in sorted((ROOT / "tests/runtimes/golden").glob("*.json")):
+        if config := json.loads(path.read_text("utf-8")).get("config"):
+            yield path.stem, config
+
+
+def foreign():
+    """Configs from elsewhere; none where their folder is not."""
+    for path in sorted(FOLDER.glob("*.json")):
+        if config := json.loads(path.read_text("utf-8")).get("config"):
+            yield path.stem, config
+
+
+def planted():
+    for base, changes, code in PLANTED_IN_PUBLISHED:
+        yield f"{base} {code}", changed(base, changes)
+
+
+@needs_chromium
+@pytest.mark.parametrize("cases", [recorded, foreign, planted], ids=lambda cases: cases.__name__)
+def test_page_contradicts_the_doctor_in_no_case(page, cases):  # noqa: F811
+    named = list(cases())
+    if not named:
+        pytest.skip("the foreign cases are not here")
+    configs = [config for _, config in named]
+    silent = 0
+    for (name, config), shown in zip(named, asked(page, configs), strict=True):
+        assert unsaid(shown["found"], config) == [], name
+        assert not shown["clear"] or doctor(config) == (set(), ""), name
+        silent += not shown["found"]
+    counted = count_answers_of_emulators(page, configs)
+    assert counted["computes"] > 0 and silent < len(configs), counted
 
 
 @needs_chromium

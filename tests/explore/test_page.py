@@ -408,7 +408,8 @@ def drawn_configs(count):
 def count_answers_of_emulators(page, given):
     """Hold what the page says of each runtime to what the emulator computes, and count what it
     says; "doctor" where it says nothing."""
-    said = page(f"{json.dumps(given)}.map(each => explorer.answers(JSON.stringify(each)))")
+    texts = [json.dumps(each) for each in given]
+    said = page(f"{json.dumps(texts)}.map(text => explorer.answers(text))")
     reason = script("runtimes").reason
     counted = dict.fromkeys(("computes", "refuses", "doctor"), 0)
     for config, shown in zip(given, said, strict=True):
