@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -36,7 +37,7 @@ WANTED = (
     "posenc/runtimes/known/vllm.json",
     "posenc/runtimes/conformance.json",
     "posenc/doctor/pages/PD001.md",
-    "posenc/report/html_page.css",
+    "posenc/report/page.css",
 )
 BOARD = (
     "code.jsonl",
@@ -195,7 +196,7 @@ def check_base(here: Environment) -> None:
     assert "alibi" in here("posenc", "list")
     here("posenc", "explore", "config.json", "--out", "page.html")
     here("python", "-c", "import posenc, sys; assert not {'torch', 'numpy'} & {*sys.modules}")
-    for command, extra in (("compare", "hf"), ("bench", "torch"), ("inspect rope", "hf")):
+    for command, extra in (("compare", "hf"), ("bench", "torch"), ("inspect encoding rope", "hf")):
         said = here("posenc", *command.split(), code=2)
         assert said.endswith(f'pip install "posenc[{extra}]"\n') and said.count("\n") == 1, said
 
@@ -216,8 +217,11 @@ def check_readme(here: Environment, wheel: Path) -> None:
     shell = "".join(text for kind, _, text in blocks if kind == "sh")
     lines = re.findall(r"^posenc ([^#\n]+)", shell, re.M)
     assert len(lines) >= 2, lines
+    shutil.copytree(ROOT / "docs/examples", here.folder / "docs/examples")
     for line in lines:
-        here("posenc", *line.split(), *(TINY.split() if line.startswith("compare") else ()))
+        tiny = TINY.split() if line.startswith("compare") else ()
+        finds_something = line.startswith("doctor")  # the example is a broken config
+        here("posenc", *line.split(), *tiny, code=int(finds_something))
 
 
 def main(arguments: list[str]) -> None:

@@ -81,6 +81,10 @@ def test_a_missing_field_is_seen(metadata, field):
     assert wrong(metadata)
 
 
+def test_the_files_that_must_be_in_an_archive_are_in_the_sources():
+    assert [name for name in check.WANTED if not (ROOT / name).is_file()] == []
+
+
 def test_contents_are_checked_both_ways():
     good = list(check.WANTED)
     assert check.wrong_contents(good, check.WANTED) == []
