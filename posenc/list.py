@@ -76,7 +76,8 @@ def list_encodings(
     else:
         from rich.box import SIMPLE_HEAD
 
-        from posenc.report.terminal import rich_table, stdout_console
+        from posenc.report.report import section_on_training
+        from posenc.report.terminal import rich_table, show_section, stdout_console
 
         console = stdout_console(160)
         # What a narrow terminal has no room for is in --json.
@@ -91,6 +92,7 @@ def list_encodings(
         )
         table.columns[0].no_wrap = True
         console.print(table)
+        show_section(section_on_training(["rope", "alibi", "t5"]), console)
 
 
 def build_rows(

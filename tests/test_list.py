@@ -22,7 +22,9 @@ def test_list_json_is_alone_on_stdout_and_has_every_encoding(call):
 def test_list_fits_80_columns_in_few_lines(call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = call("list")[1].splitlines()
-    assert len(lines) < 1.5 * len(registry.names()) and max(map(len, lines)) <= 80
+    *table, _, _, next_command = lines
+    assert len(table) < 1.5 * len(registry.names()) and max(map(len, lines)) <= 80
+    assert "posenc compare" in next_command
 
 
 def test_list_markdown_is_a_table_with_one_line_per_encoding(call):

@@ -193,8 +193,9 @@ def _measure_cases(
     results of all so far to the file `out`, unless it is None. With `in_json`, print one object at
     the end."""
     from posenc.bench import measure
-    from posenc.bench.report import measured_sections, report_of
+    from posenc.bench.report import NEXT_COMPARED, measured_sections, report_of
     from posenc.files.atomic import write_atomically
+    from posenc.report.report import section_on_training
     from posenc.report.terminal import print_line, print_report, show_section, stdout_console
 
     console = stdout_console(80)
@@ -215,6 +216,7 @@ def _measure_cases(
         print_report(report, in_json=True)
     else:
         print_line(console, report.headline)
+        show_section(section_on_training(NEXT_COMPARED), console)
 
 
 def _check_and_time_device(

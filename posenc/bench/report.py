@@ -4,8 +4,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from posenc.bench.cases import GROUPS
-from posenc.report.report import Heading, Number, Report, Section, Table, Value
+from posenc.report.report import (
+    Heading,
+    Number,
+    Report,
+    Section,
+    Table,
+    Value,
+    section_on_training,
+)
 
+NEXT_COMPARED = ("rope", "alibi", "t5")
+"""Encodings of the command that comes next: what they cost says not what they learn."""
 Row = dict[str, Any]
 """A measured run of a case, a check of an encoding on a device, or what was left out and why: a
 line of the file that --out writes."""
@@ -23,7 +33,12 @@ def report_of(machine: dict[str, Any], rows: Sequence[Row]) -> Report:
         "What position encodings cost",
         headline,
         {"machine": machine, "rows": rows},
-        [*_sections_of_wrong_results(rows), *measured_sections(rows), *_sections_of_left_out(rows)],
+        [
+            *_sections_of_wrong_results(rows),
+            *measured_sections(rows),
+            *_sections_of_left_out(rows),
+            section_on_training(NEXT_COMPARED),
+        ],
     )
 
 

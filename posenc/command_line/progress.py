@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -15,6 +17,16 @@ def replace_status_line(text: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{show_hidden_characters(text)}")
         sys.stderr.flush()
+
+
+@contextmanager
+def status_line_while_loading(text: str) -> Iterator[None]:
+    """Show on a terminal what a command will do, while it imports what takes seconds."""
+    replace_status_line(text)
+    try:
+        yield
+    finally:
+        replace_status_line("")
 
 
 def readable_duration(seconds: float) -> str:
@@ -94,7 +106,8 @@ class Narrator(Progress):
     PAUSE = 2.0
     """Least time between two plain lines, in seconds; chosen."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, first_task: str = "") -> None:
+        """first_task: what a terminal shows until the first call."""
         super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -103,7 +116,7 @@ class Narrator(Progress):
             transient=True,
             disable=not console.is_terminal,
         )
-        self.task_id = self.add_task("", total=1.0)
+        self.task_id = self.add_task(show_hidden_characters(first_task), total=1.0)
         self.last_task = ""
         self.last_line_time = 0.0
         self.start_time = time.monotonic()

@@ -15,8 +15,12 @@ def compare(**options: Any) -> None:
 
     The same command resumes an interrupted one and skips finished trials.
     """
-    from posenc.compare import run_sizes
+    from posenc.command_line.progress import status_line_while_loading
 
+    with status_line_while_loading(
+        "trains short, tests long; reads the text first, then says how long it takes"
+    ):
+        from posenc.compare import run_sizes
     run_sizes.run(Options(**options))
 
 

@@ -1,6 +1,7 @@
 """Extend a checkpoint and show the outcome: `run` for Python, `extend_and_show` for the command."""
 
 import itertools
+import shlex
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -159,7 +160,7 @@ def extend_and_show(
     documents = read_documents(text_files)
     not_exported: NotExported | None = None
     try:
-        with Narrator(console) as narrate:
+        with Narrator(console, f"loading {folder}") as narrate:
             settings |= {
                 "method": method,
                 "out": out,
@@ -240,6 +241,9 @@ def _say_written(outcome: Outcome, written_folder: Path) -> None:
     console.print(f"Written and proved: {written_folder}", markup=False)
     if outcome.files_not_copied:
         print_line(console, f"Left behind: {', '.join(outcome.files_not_copied)}")
+    # What runtimes compute is a question about rotations.
+    next_command = "doctor" if outcome.checkpoint.rope_settings else "inspect model"
+    print_line(console, f"Next: posenc {next_command} {shlex.quote(str(written_folder))}")
 
 
 def write_loss_table(outcome: Outcome, path: Path) -> None:

@@ -15,6 +15,7 @@ from posenc.command_line.options import (
     record_of,
     with_options_of,
 )
+from posenc.command_line.progress import status_line_while_loading
 from posenc.extend.options import Options
 from posenc.frequencies.scalings.lookup import SCALINGS
 from posenc.hf.tune_config import TuneConfig
@@ -99,7 +100,10 @@ def extend(
     **option_values: Any,
 ) -> None:
     """Give a trained checkpoint a longer context: try, measure, recommend, tune, export, prove."""
-    from posenc.extend.api import extend_and_show, plan_and_show
+    with status_line_while_loading(
+        f"{model.name}: loads it and reads one window, then says how long measuring takes"
+    ):
+        from posenc.extend.api import extend_and_show, plan_and_show
 
     tuning = record_of(TuneConfig, option_values)
     if ignored_options := [] if tuning.steps else changed_options(tuning):

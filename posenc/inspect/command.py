@@ -255,7 +255,12 @@ def contract(
     as_json: Annotated[bool, option("Print JSON.", "--json", panel="Output")] = False,
 ) -> None:
     """Run the checks that posenc's own encodings pass, and print which fail and why."""
-    from posenc.inspect.contract import judge_contract, refuse_failures, report_of
+    from posenc.command_line.progress import status_line_while_loading
+
+    with status_line_while_loading(
+        f"{', '.join(names)}: checks how attention behaves with it, half a minute an encoding"
+    ):
+        from posenc.inspect.contract import judge_contract, refuse_failures, report_of
     from posenc.report.terminal import print_report
 
     outcomes = judge_contract(names)

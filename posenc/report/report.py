@@ -254,6 +254,11 @@ def section_on_training(names: Sequence[str]) -> Section:
     return section_of_next_steps(["Train on short text, test on long text:", Code(command)])
 
 
+def is_on_next_steps(section: Section) -> bool:
+    """Return True for a section that `section_of_next_steps` made."""
+    return any(isinstance(block, Labelled) and block.label == "next" for block in section.blocks)
+
+
 def cell_text(value: Value) -> str:
     """Return a value as the terminal and the page show it: None -> "–", 1200 -> "1,200"."""
     if value is None:

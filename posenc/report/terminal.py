@@ -29,6 +29,7 @@ from posenc.report.report import (
     Value,
     as_json,
     cell_text,
+    is_on_next_steps,
     numeric_columns,
 )
 
@@ -118,17 +119,20 @@ def as_text(report: Report, width: int = WIDTH_WITHOUT_TERMINAL) -> str:
 
 
 def show(report: Report, console: Console) -> None:
-    """Print a report: its headline, what it cannot say, the sections that are no detail, and its
-    cautions. Figures, links and folds are left out."""
+    """Print a report: its headline, what it cannot say, the sections that are no detail, its
+    cautions, and last what to do next. Figures, links and folds are left out."""
     if report.headline:
         print_line(console, report.headline)
     if report.limits:
         print_line(console, f"What this cannot say: {report.limits}")
+    next_steps = [section for section in report.sections if is_on_next_steps(section)]
     for section in report.sections:
-        if not section.is_detail:
+        if not section.is_detail and not is_on_next_steps(section):
             show_section(section, console)
     for caution in report.cautions:
         print_line(console, caution)
+    for section in next_steps:
+        show_section(section, console)
 
 
 def show_section(section: Section, console: Console) -> None:

@@ -542,4 +542,5 @@ def test_tables_fit_the_columns_with_numbers_whole(call, monkeypatch):
     assert ["plain layer", "98765.432 ms", "–"] in cells, "no ratio to itself"
     named = {row[0] for row in cells if row}
     assert {name for case in CASES for name in case.runs} <= named
-    assert lines[-1].startswith(f"{len(CASES)} cases measured on ")
+    (summary,) = [line for line in lines if line.startswith(f"{len(CASES)} cases measured on ")]
+    assert lines.index(summary) > len(lines) - 5 and "posenc compare" in lines[-1]

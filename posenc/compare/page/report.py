@@ -1,5 +1,6 @@
 """A study as a report, and how it is written and shown: page, terminal, JSON, CSV, figures."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,16 @@ from posenc.compare.trial.run_trial import AXES_KEY
 from posenc.files.atomic import write_atomically
 from posenc.report.figure_files import write_page
 from posenc.report.html_page import page_of
-from posenc.report.report import Block, Code, Facts, Fold, Report, Section, Table
+from posenc.report.report import (
+    Block,
+    Code,
+    Facts,
+    Fold,
+    Report,
+    Section,
+    Table,
+    section_of_next_steps,
+)
 from posenc.report.terminal import print_line, print_report
 from posenc.tasks.registry import TASKS, TEXT
 
@@ -39,16 +49,30 @@ def report_of(study: Study, folder: Path | None = None) -> Report:
 
     folder: where its files are, if they are kept. Encodings have the user's labels.
     """
+    next_steps = _next_steps(study)
     study = with_labels(study)
     return Report(
         "Which position encoding?",
         study.recommendation,
         facts_of(study, folder),
-        [*_sections(study)],
+        [*_sections(study), next_steps],
         _subtitle(study),
         study.limits,
         [*cautions_of(study)],
     )
+
+
+def _next_steps(study: Study) -> Section:
+    """Return the section with the command that comes next: more rows for a table of losses, else
+    what the encodings do to scores."""
+    if study.table is not None:
+        command = shlex.join(["posenc", "judge", study.table.name])
+        return section_of_next_steps(
+            ["Add seeds or lengths to the table, and run again:", Code(command)]
+        )
+    encodings = dict.fromkeys(trial.encoding for trial in study.trials)
+    command = shlex.join(["posenc", "inspect", "encoding", *encodings])
+    return section_of_next_steps(["See what they do to scores by distance:", Code(command)])
 
 
 def _subtitle(study: Study) -> str:

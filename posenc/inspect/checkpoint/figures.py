@@ -164,17 +164,27 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
     )
 
 
-def attention_chart(weights: Array, labels: Sequence[str]) -> Chart:
+def attention_chart(
+    weights: Array,
+    labels: Sequence[str],
+    titles: Sequence[str] | None = None,
+    unit: str = "attention weight",
+) -> Chart:
     """Draw weights (heads, queries, keys): one square per head with the same colours, tokens on
-    both axes, in any script."""
+    both axes, in any script.
+
+    titles: of the squares; None for `head 0`, `head 1`, .... unit: what is drawn, from 0 to 1.
+    """
     num_heads = len(weights)
     num_tokens = len(labels)
     token_names = np.array(labels if num_tokens <= MAX_LABELS else range(num_tokens))
     data = {
-        PANEL: np.repeat([f"head {head}" for head in range(num_heads)], num_tokens * num_tokens),
+        PANEL: np.repeat(
+            titles or [f"head {head}" for head in range(num_heads)], num_tokens * num_tokens
+        ),
         "key": np.tile(token_names, num_heads * num_tokens),
         "query": np.tile(np.repeat(token_names, num_tokens), num_heads),
-        "attention weight": weights.ravel(),
+        unit: weights.ravel(),
     }
     return Chart(data, partial(_draw_heads, labels=labels))
 
@@ -182,8 +192,10 @@ def attention_chart(weights: Array, labels: Sequence[str]) -> Chart:
 def _draw_heads(data: Data, labels: Sequence[str]) -> Figure:
     """Draw the squares of heads in a grid, with one bar of colours."""
     num_tokens = len(labels)
-    weights = np.asarray(data["attention weight"]).reshape(-1, num_tokens, num_tokens)
+    unit = axis_names(data)[-1]
+    weights = np.asarray(data[unit]).reshape(-1, num_tokens, num_tokens)
     token_labels = [_shorten_label(label) for label in labels] if num_tokens <= MAX_LABELS else None
+    titles = [*dict.fromkeys(data[PANEL])]
     grid = _arrange_heads(len(weights), num_tokens, token_labels)
     with figure_style():
         drawn_figure = Figure(figsize=(grid.width, grid.height))
@@ -191,7 +203,7 @@ def _draw_heads(data: Data, labels: Sequence[str]) -> Figure:
         for head in range(len(weights)):
             axes = drawn_figure.add_axes(grid.rectangle(head))
             image = axes.imshow(weights[head], vmin=0, vmax=1, interpolation="nearest")
-            axes.set_title(f"head {head}")
+            axes.set_title(titles[head])
             axes.grid(False)
             axes.tick_params(labelsize=8, length=2)
             charts.show_all_sides(axes)
@@ -201,7 +213,7 @@ def _draw_heads(data: Data, labels: Sequence[str]) -> Figure:
             )
             if head == 0:
                 bar_axes = drawn_figure.add_axes(grid.bar_rectangle())
-                drawn_figure.colorbar(image, cax=bar_axes, label="attention weight")
+                drawn_figure.colorbar(image, cax=bar_axes, label=unit)
         text_style = {"fontsize": "medium", "fontweight": "normal"}
         drawn_figure.supxlabel("key", x=0.5, y=0.08 / grid.height, va="bottom", **text_style)
         drawn_figure.supylabel("query", x=0.08 / grid.width, y=0.5, ha="left", **text_style)
