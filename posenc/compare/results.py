@@ -11,8 +11,9 @@ A trial trains once and is read in several ways; posenc.compare.rows makes a row
         .windows, .near_windows     both in each window, for intervals over the text
     Row.seconds, .steps_per_second, .parameters, .settings, .curve
 
-A result of posenc 0.1 or earlier has no `far` and no `readings`: its rows are "trained" only, and
-`Row.far_by_length` is {}. A length that an encoding cannot run has None, and `cannot` says why.
+A result of a recipe below 7, such as the published ones, has no `far` and no `readings`: its rows
+are "trained" only, and `Row.far_by_length` is {}. A length that an encoding cannot run has None,
+and `cannot` says why.
 
 {"sha256": "9c...",                             of everything below; every record on disk has it
  "format": "posenc study 2",
