@@ -53,6 +53,59 @@ ROPE: dict[str, dict[str, Any]] = {
 }
 
 
+_TEXT = COMMON | {"head_dim": 8}
+_IMAGES = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+_QWEN = _IMAGES | {"depth": 1, "num_heads": 2, "out_hidden_size": COMMON["hidden_size"]}
+_LINEAR = {
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+WITH_IMAGES: dict[str, dict[str, Any]] = {
+    "llava": {
+        "text_config": _TEXT | {"model_type": "llama"},
+        "vision_config": _IMAGES | {"model_type": "clip_vision_model"},
+    },
+    "mistral3": {
+        "text_config": _TEXT | {"model_type": "mistral"},
+        "vision_config": _IMAGES | {"model_type": "pixtral", "head_dim": 8},
+    },
+    "gemma3": {
+        "text_config": _TEXT | {"num_hidden_layers": 6, "sliding_window": 16},
+        "vision_config": _IMAGES,
+    },
+    "qwen2_5_vl": {"text_config": _TEXT | {"rope_parameters": _SECTIONS}, "vision_config": _QWEN},
+    "qwen3_vl": {
+        "text_config": _TEXT | {"rope_parameters": _SECTIONS},
+        "vision_config": _QWEN | {"deepstack_visual_indexes": [0]},
+    },
+    "glm4v": {
+        "text_config": _TEXT
+        | {
+            "rope_parameters": _SECTIONS
+            | {"mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5}
+        },
+        "vision_config": _QWEN,
+    },
+    "qwen3_5": {
+        "text_config": _TEXT
+        | _LINEAR
+        | {"rope_parameters": _SECTIONS | {"partial_rotary_factor": 1.0}},
+        "vision_config": _QWEN,
+    },
+}
+"""Models of text and images, by model_type."""
+
 _TOKENS = {k: v for k, v in COMMON.items() if k == "vocab_size" or k.endswith("_token_id")}
 _MASKED = {k: v for k, v in COMMON.items() if k != "num_key_value_heads"}
 _DEBERTA = _MASKED | {

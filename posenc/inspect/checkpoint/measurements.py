@@ -9,7 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint, text_config_of
+from posenc.hf.checkpoint.loading import (
+    Checkpoint,
+    language_model_of,
+    load_checkpoint,
+    text_config_of,
+)
 from posenc.hf.checkpoint.tokenization import tokenization_kind
 from posenc.inspect.checkpoint import positions
 from posenc.inspect.checkpoint import reading as readings
@@ -152,7 +157,10 @@ def measure_checkpoint(
     tell(f"loading {request.folder}")
     # eager: the one that shows its weights
     checkpoint = load_checkpoint(
-        request.folder, allow_encoder_decoder=True, attention_implementation="eager"
+        request.folder,
+        allow_encoder_decoder=True,
+        allow_images=True,
+        attention_implementation="eager",
     )
     model = checkpoint.model
     text, words, origin = _text_and_words(request, checkpoint)
@@ -280,11 +288,12 @@ def _weights_by_part(
     model: nn.Module, embeddings: nn.Module, output_head: nn.Module | None
 ) -> dict[str, int]:
     """Return the number of weights in each of PARTS. A weight with several names counts once, and
-    with the embeddings if they have it."""
+    with the embeddings if they have it; one of a part that reads images is "other"."""
     num_weights_by_part: dict[str, int] = dict.fromkeys(PARTS, 0)
     seen_ids: set[int] = set()
     ids_of_embeddings = {id(p) for p in embeddings.parameters()}
     ids_of_head = {id(p) for p in output_head.parameters()} if output_head is not None else set()
+    ids_of_text = {id(p) for p in language_model_of(model).parameters()}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) in seen_ids:
@@ -294,6 +303,8 @@ def _weights_by_part(
                 part = "embeddings"
             elif id(parameter) in ids_of_head:
                 part = "head"
+            elif id(parameter) not in ids_of_text:
+                part = "other"
             else:
                 part = _part_of_weight(f"{path}.{name}".lower(), type(module).__name__.lower())
             num_weights_by_part[part] += parameter.numel()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.hf.attachment.builtin_positions import IdentityRotation
+from posenc.hf.checkpoint.loading import language_model_of
 from posenc.inspect.checkpoint.positions import DISENTANGLED_METHODS, TABLE_NAMES
 from posenc.inspect.checkpoint.reading import Reading, Sentence, Span, read_sentence
 
@@ -145,7 +146,8 @@ def _compare_readings(
 
 @contextmanager
 def without_positions(model: nn.Module) -> Iterator[list[str]]:
-    """Remove the model's positions inside the `with`, so that only its mask depends on order.
+    """Remove the positions of the model's text inside the `with`, so that only its mask depends on
+    order.
 
     Rotations become the identity; rows of tables, T5's biases, and ALiBi's and DeBERTa's terms of
     the scores become zero. Afterwards everything is as before.
@@ -154,7 +156,7 @@ def without_positions(model: nn.Module) -> Iterator[list[str]]:
     """
     removed_descriptions: list[str] = []
     with ExitStack() as undo_stack:
-        for path, module in model.named_modules():
+        for path, module in language_model_of(model).named_modules():
             if removed_description := _silence_positions(path, module, undo_stack):
                 removed_descriptions.append(removed_description)
         yield removed_descriptions
