@@ -1,5 +1,6 @@
-"""Every causal and masked family of transformers, tiny and random, through inspect, extend with
-each method, and export: families.py RESULTS.csv [FAMILY...]. What is in the file is not run again.
+"""Every causal and masked family of transformers, and those of text and images, tiny and random,
+through inspect, extend with each method, and export: families.py RESULTS.csv [FAMILY...]. What is
+in the file is not run again.
 """
 
 from __future__ import annotations
@@ -164,12 +165,15 @@ def _kind(why: str) -> str:
 
 def families() -> dict[str, str]:
     """Return, by model_type, the name of the class that loads a family: that for masked models if
-    there is one, otherwise that for causal ones."""
+    there is one, otherwise that for causal ones, and last that for text and images."""
     from transformers.models.auto import modeling_auto as auto
 
     masked = dict.fromkeys(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, "AutoModelForMaskedLM")
     causal = dict.fromkeys(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "AutoModelForCausalLM")
-    return dict(sorted({**causal, **masked}.items()))
+    images = dict.fromkeys(
+        auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, "AutoModelForImageTextToText"
+    )
+    return dict(sorted({**images, **causal, **masked}.items()))
 
 
 def run(results: Path, names: list[str]) -> None:

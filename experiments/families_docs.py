@@ -1,7 +1,8 @@
 """Write docs/families.md from what families.py and encoders.py found: families_docs.py ALL.csv
 RESULTS.csv ENCODERS.csv PAGE.md; for the second table alone: families_docs.py ENCODERS.csv PAGE.md
 
-ALL.csv has a row for every method and export; RESULTS.csv keeps one for each family."""
+ALL.csv has a row for every method and export; RESULTS.csv keeps one for each family, and the
+release in which it was tried. Families that ALL.csv lacks keep their rows."""
 
 from __future__ import annotations
 
@@ -15,13 +16,23 @@ from posenc.files.atomic import write_atomically
 
 WORKS, CRASHED = "works", "crashed"
 BASELINES = ("none", "window")
-COLUMNS = ("family", "inspect", "extend", "methods", "exports", "left out", "not exported")
+COLUMNS = (
+    "family",
+    "inspect",
+    "extend",
+    "methods",
+    "exports",
+    "left out",
+    "not exported",
+    "transformers",
+)
 HEAD = """# Every family of transformers, tried
 
-For each family of causal and masked language models in transformers {version} we built a tiny
-random model and ran `posenc inspect model --swap`, `posenc extend` with every method, every export.
-Of {count} families {worked} are extended, and {refused} are refused with a reason before anything
-is measured. {crashes}. Not tried, as our script builds no tiny model: {unbuilt} more, {names}.
+For each family of causal and masked language models in transformers, and those of text and images
+that people extend (releases {versions}), we built a tiny random model and ran
+`posenc inspect model --swap`, `posenc extend` with every method, every export. Of {count} families
+{worked} are extended, and {refused} are refused with a reason before anything is measured.
+{crashes}. Not tried, as our script builds no tiny model: {unbuilt} more, {names}.
 
 `python experiments/families.py ALL.csv` and `python experiments/families_docs.py ALL.csv
 results/extend/families.csv results/extend/encoders.csv docs/families.md` write this page; it takes
@@ -103,8 +114,9 @@ def _grouped(rows: list[dict[str, str]]) -> str:
     return "; ".join(f"{', '.join(names)}: {why}" for why, names in groups.items())
 
 
-def page(families: list[dict[str, str]], version: str) -> str:
+def page(families: list[dict[str, str]]) -> str:
     """Return the page in Markdown: a summary, then a table with a row for each family."""
+    releases = sorted({family["transformers"] for family in families})
     built = [f for f in families if not f["inspect"].startswith("not built")]
     worked = [f for f in built if f["extend"] == WORKS]
     crashed = [f["family"] for f in built if any(CRASHED in value for value in f.values())]
@@ -112,7 +124,7 @@ def page(families: list[dict[str, str]], version: str) -> str:
     unbuilt = [f["family"] for f in families if f not in built]
     head = HEAD.format(
         count=len(built),
-        version=version,
+        versions=" and ".join(releases),
         worked=len(worked),
         refused=len(built) - len(worked),
         crashes=crashes if crashed else "None crashes",
@@ -134,12 +146,15 @@ def write_all(everything: Path, results: Path, encoders: Path, target: Path) -> 
     """Condense the rows of the file `everything` into `results`, and write the page to `target`."""
     import transformers
 
+    families = {row["family"]: row for row in read_rows(results)} if results.exists() else {}
     by_family: dict[str, list[dict[str, str]]] = {}
     for row in read_rows(everything):
         by_family.setdefault(row["family"], []).append(row)
-    families = [condense(rows) for rows in by_family.values()]
-    write_table(results, COLUMNS, ([row[name] for name in COLUMNS] for row in families))
-    families_section = page(families, transformers.__version__)
+    for family, rows in by_family.items():
+        families[family] = condense(rows) | {"transformers": transformers.__version__}
+    sorted_rows = [families[family] for family in sorted(families)]
+    write_table(results, COLUMNS, ([row[name] for name in COLUMNS] for row in sorted_rows))
+    families_section = page(sorted_rows)
     section = encoders_section(read_rows(encoders))
     write_atomically(target, f"{families_section}\n{section}")
 

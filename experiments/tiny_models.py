@@ -183,14 +183,57 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "luke": {"entity_vocab_size": VOCABULARY},
     "smollm3": {"num_hidden_layers": 4},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    # As in what is published since Mistral 7B 0.2: no window.
+    "mistral": {"sliding_window": None},
+    "mixtral": {"sliding_window": None},
 }
 """What a family needs besides."""
+SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+SPECIAL |= {
+    family: {"rope_parameters": {**SECTIONS, **more}}
+    for family, more in {
+        "qwen2_vl_text": {},
+        "qwen2_5_vl_text": {},
+        "qwen3_vl_text": {},
+        "qwen3_vl_moe_text": {},
+        "qwen3_5_text": {"partial_rotary_factor": 1.0},
+        "qwen3_5_moe_text": {"partial_rotary_factor": 1.0},
+        "glm4v_text": {"mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5},
+        "glm4v_moe_text": {"mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5},
+    }.items()
+}
+"""Sections of channels for time, height and width that fit tiny heads."""
+SPECIAL["qwen3_vl_moe_text"]["sliding_window"] = None
+IMAGES = {
+    "image_size": 28,
+    "patch_size": 14,
+    "depth": 1,
+    "num_hidden_layers": 1,
+    "out_hidden_size": HIDDEN,
+    "deepstack_visual_indexes": [0],
+}
+"""Sizes of the part of a model that reads images."""
 SPECIAL_IDS = {"<s>": 1, "</s>": 2, "<pad>": 0, "<unk>": 3, "<mask>": 4}
 
 
 def tiny_config(family: str) -> Any:
-    """Return the family's config with tiny sizes. Raises: what its class raises against them."""
+    """Return the family's config with tiny sizes, also of its parts for text and images. Raises:
+    what its class raises against them."""
     kind = transformers.CONFIG_MAPPING[family]
+    plain = kind()
+    text_config = getattr(plain, "text_config", None)
+    if text_config is None:
+        return _tiny_part(kind, family)
+    parts = {"text_config": _tiny_part(type(text_config), text_config.model_type).to_dict()}
+    for name in ("vision_config", "audio_config"):
+        if (part := getattr(plain, name, None)) is not None:
+            known = {key: value for key, value in IMAGES.items() if hasattr(part, key)}
+            parts[name] = {**_tiny_part(type(part), part.model_type).to_dict(), **known}
+    return kind(**parts)
+
+
+def _tiny_part(kind: Any, family: str) -> Any:
+    """Return a config of the class `kind` with tiny sizes; `family` is its model_type."""
     plain = kind()
     names = set(plain.to_dict()) | set(getattr(kind, "attribute_map", {}))
     taken = {name: value for name, value in SIZES.items() if name in names}
