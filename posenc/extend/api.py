@@ -18,6 +18,7 @@ from posenc.extend.variants import WINDOW, WINDOW_IN_CONFIG
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import read_file_bytes, read_file_text
 from posenc.hf.checkpoint.tokenization import split_documents
+from posenc.hf.processes import sharding
 from posenc.hf.restart_state import default_state_folder
 from posenc.report.chart import csv_text
 from posenc.report.report import Report
@@ -125,7 +126,14 @@ def plan_and_show(
 
     kind, sizes = device_sizes(options.device, cards)
     check_before_loading(folder, out, method, options)
-    stages = plan_stages(folder, to, options, is_exported=out is not None)
+    stages = plan_stages(
+        folder,
+        to,
+        options,
+        is_exported=out is not None,
+        device=kind,
+        num_devices=len(sizes),
+    )
     report, problem = report_of_plan(stages, kind, sizes, to, options)
     print_report(report, as_json)
     if problem is not None:
@@ -165,9 +173,11 @@ def extend_and_show(
                 "method": method,
                 "out": out,
                 "out_of_domain": not text_files,
-                "progress": narrate,
+                "progress": narrate if sharding.is_first() else lambda what, share: None,
             }
             outcome = extend(folder, to, documents, **settings)
+        if not sharding.is_first():  # the first process of torchrun prints and writes
+            return
     except NotExported as error:
         outcome = error.outcome
         not_exported = error

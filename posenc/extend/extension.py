@@ -10,7 +10,12 @@ import numpy as np
 import torch
 
 from posenc.command_line.errors import RunFailed, one_line
-from posenc.extend.export.folder import ADAPTER_FOLDER, ExportPlan, export_checkpoint
+from posenc.extend.export.folder import (
+    ADAPTER_FOLDER,
+    ExportPlan,
+    export_checkpoint,
+    help_to_export,
+)
 from posenc.extend.export.prover import Proof, Prover
 from posenc.extend.measure.evaluation import Evaluation, mean_loss_rise, short_windows
 from posenc.extend.measure.first_window import (
@@ -48,6 +53,7 @@ from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
 from posenc.hf.checkpoint.tokenization import Windows, make_text_encoder, require_mask_token_id
 from posenc.hf.lora import save_adapter
 from posenc.hf.model_rotation import settings_applied
+from posenc.hf.processes import sharding
 from posenc.hf.restart_state import default_state_folder, folder_locked
 from posenc.hf.teacher import SameWeights, Teacher, copied_teacher
 from posenc.hf.tune_config import TuneConfig
@@ -243,7 +249,8 @@ def extend(
         if out is not None and chosen_name is not None:
             _export_and_judge(run, outcome, chosen_name, out, prover, recommend_method)
             default_folder = default_state_folder(out)
-            if options.state == default_folder:  # and not a folder of the user's choice
+            # And not a folder of the user's choice.
+            if options.state == default_folder and sharding.is_first():
                 remove_folder(default_folder)
     return outcome
 
@@ -298,8 +305,10 @@ def _fitting_windows(
 def _state_lock(run: ExtensionRun) -> AbstractContextManager[object]:
     """Return a context manager that locks the folder of the restart state, in which only search and
     tuning write; it does nothing if neither of them is to run."""
-    if run.fitting_windows is None or run.options.state is None:
+    is_written = sharding.is_first() and run.options.state is not None
+    if run.fitting_windows is None or not is_written:
         return nullcontext()
+    assert run.options.state is not None
     return folder_locked(run.options.state)
 
 
@@ -373,9 +382,10 @@ def _load_in_requested_dtype(folder: str | Path, options: Options) -> Checkpoint
 
     Raises: ValueError, for a masked model, if its tokenizer has no mask token.
     """
-    checkpoint = load_checkpoint(
-        folder, allow_images=True, dtype=options.precision, device=options.device
-    )
+    device = options.device if sharding.count() == 1 else "cpu"
+    checkpoint = load_checkpoint(folder, allow_images=True, dtype=options.precision, device=device)
+    if sharding.count() > 1:
+        sharding.shard_layers(checkpoint.model, sharding.start(options.device))
     if checkpoint.masked:
         require_mask_token_id(checkpoint.folder)  # raises before anything is measured
     return checkpoint
@@ -434,7 +444,7 @@ def tune_and_export(
     with stretched_model if chosen_variant.server_keys else chosen_variant.applied():
         if tune_config is not None:
             outcome.tuning_losses = _tune_stretched_model(run, chosen_variant, tune_config, teacher)
-        if weights_changed:
+        if weights_changed and not sharding.is_sharded(checkpoint.model):
             _round_to_stored_dtype(checkpoint)
         if tune_config is not None:
             tuned_variant = replace(chosen_variant, applied=lambda: nullcontext(checkpoint.model))
@@ -442,6 +452,9 @@ def tune_and_export(
         # Slightly beyond the training length, so that the proof is quick for large models.
         tokens = run.windows.tokens[:1, : checkpoint.trained_length + 64]
         tokens = tokens.to(torch.int64).contiguous()
+        if not sharding.is_first():
+            help_to_export(checkpoint.model, tokens)
+            return
         plan = _export_plan(run, outcome, chosen_variant, weights_changed=weights_changed)
         outcome.config_diff, outcome.proof = export_checkpoint(
             checkpoint, out, prover, tokens, plan
@@ -460,6 +473,8 @@ def _teacher(run: ExtensionRun, chosen_variant: Variant) -> Teacher | None:
     only_rotation_changes = bool(checkpoint.rope_settings) and chosen_variant.name != DROPE
     if tune_config.lora_rank and only_rotation_changes:
         return SameWeights(checkpoint.model)
+    if sharding.count() > 1:
+        return Teacher(_load_in_requested_dtype(checkpoint.folder, run.options).model)
     return copied_teacher(checkpoint.model)
 
 

@@ -32,6 +32,7 @@ from posenc.hf.model_rotation import (
     frequencies_differ,
     rotary_frequencies,
 )
+from posenc.hf.processes import sharding
 from posenc.hf.restart_state import default_state_folder
 from posenc.hf.rope_settings import EXTENDED_LAYER_TYPES
 from posenc.hf.sliding_window import why_no_window
@@ -73,6 +74,8 @@ def check_before_loading(
     require_choice("--precision", options.precision, DTYPES)
     if method is not None:
         require_choice("--method", method, (*ROTARY_METHODS, *learned_tables.METHODS))
+    if sharding.count() > 1:
+        _check_several_processes(method, options)
     raw_config = read_config(folder)
     reason = WHY_NOT_EXTENDED.get(str(raw_config.get("model_type")))
     if reason:
@@ -95,6 +98,28 @@ def check_before_loading(
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
             raise ValueError(f"{out}: no folder can be written in {parent}.")
         _check_files_to_copy(folder, raw_config, is_tuned=options.tune is not None)
+
+
+def _check_several_processes(method: str | None, options: Options) -> None:
+    """Raise ValueError for a request that the processes of torchrun cannot share."""
+    num_processes = sharding.count()
+    if options.tune is None:
+        raise ValueError(
+            f"torchrun started {num_processes} processes, and only tuning uses several: give "
+            "--tune STEPS, or leave torchrun out."
+        )
+    if method not in METHODS or method == "none":
+        raise ValueError(
+            f"torchrun started {num_processes} processes, which tune one method: name it with "
+            f"--method, one of {', '.join(name for name in METHODS if name != 'none')}."
+        )
+    if options.tune.batch % num_processes:
+        raise ValueError(
+            f"--batch {options.tune.batch} cannot be divided among {num_processes} processes; "
+            "give a multiple of them."
+        )
+    if options.precision != "auto":
+        raise ValueError("--precision: several processes run in the dtype of the folder.")
 
 
 def _check_state_folder(state_folder: Path | None, out: Path | None) -> None:

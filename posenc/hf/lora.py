@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import make_subfolder
 from posenc.files.sealed_json import strict_json
+from posenc.hf.processes.sharding import like
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -39,8 +40,10 @@ class LoRALinear(nn.Module):
         rows, columns = self._weight.shape
         self.transposed = not isinstance(base, nn.Linear)
         in_features, out_features = (rows, columns) if self.transposed else (columns, rows)
-        self.down = nn.Parameter(self._weight.new_empty(rank, in_features, dtype=torch.float32))
-        self.up = nn.Parameter(self._weight.new_zeros(out_features, rank, dtype=torch.float32))
+        # Whole in every process, also where the weight is divided among several.
+        options = {"dtype": torch.float32, "device": self._weight.device}
+        self.down = nn.Parameter(torch.empty(rank, in_features, **options))
+        self.up = nn.Parameter(torch.zeros(out_features, rank, **options))
         # As the LoRA authors' code and nn.Linear do it.
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
 
@@ -63,9 +66,8 @@ class LoRALinear(nn.Module):
     def merge_into_base(self) -> nn.Module:
         """Add the adapters to the weights of the layer, in place, and return the layer."""
         weight_change = self.up @ self.down * self.scale
-        self._weight.add_(
-            (weight_change.T if self.transposed else weight_change).to(self._weight.dtype)
-        )
+        weight_change = weight_change.T if self.transposed else weight_change
+        self._weight.add_(like(weight_change, self._weight))
         return self.base
 
 

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc.hf.lora import LoRALinear, adapters_off
 from posenc.hf.model_rotation import Rotation
+from posenc.hf.processes.sharding import is_divided
 from posenc.models.generating import eval_mode
 
 
@@ -80,10 +81,20 @@ class SameWeights(Teacher):
         """Let the trained embeddings and norms have their old values inside the block."""
         parameters = dict(self.model.named_parameters())
         tuned_weights = {name: parameters[name].data for name in self.kept_weights}
+        parts = {name: w.clone() for name, w in tuned_weights.items() if is_divided(w)}
         try:
             for name, weight in self.kept_weights.items():
-                parameters[name].data = weight
+                self._set(parameters[name], weight)
             yield
         finally:
-            for name, weight in tuned_weights.items():
-                parameters[name].data = weight
+            for name, weight in (tuned_weights | parts).items():
+                self._set(parameters[name], weight)
+
+    @staticmethod
+    def _set(parameter: nn.Parameter, values: Tensor) -> None:
+        """Give a parameter values: where it is divided among processes in place, because their
+        layers are gathered from its memory."""
+        if is_divided(parameter):
+            parameter.data.copy_(values)
+        else:
+            parameter.data = values

@@ -21,6 +21,7 @@ from posenc.hf.checkpoint.tokenization import Windows
 from posenc.hf.chunked_logits import ChunkedLogits
 from posenc.hf.lora import add_lora, merge_lora
 from posenc.hf.master_weights import MasterWeights
+from posenc.hf.processes import sharding
 from posenc.hf.restart_state import (
     Identity,
     discard_damaged_state,
@@ -40,6 +41,8 @@ MAX_TOKENS_AT_ONCE = 8192
 """Tokens that go through the model together in tuning, or one row where it is longer; chosen."""
 STEP_SEED_STRIDE = 1_000_003
 """Distance between the seeds of two runs, above any number of steps: no two share a step's seed."""
+MAX_GRADIENT_NORM = 1.0
+"""The gradients of all weights are scaled down to this norm; as is usual, not derived."""
 TrainedWeights = dict[str, nn.Parameter]
 """The weights that are tuned, by name, in float32."""
 TUNING_STATE_FILE = "tune.json"
@@ -78,13 +81,17 @@ def tune(
     gradient is not finite.
     """
     torch.manual_seed(config.seed)
-    run_identity = identity_of_run(
-        model,
-        windows,
-        tuning=config,
-        trained=train_length,
-        mask_token=mask_token_id,
-        teacher=None if teacher is None else teacher.identity,
+    run_identity = (
+        {}
+        if sharding.is_sharded(model)
+        else identity_of_run(
+            model,
+            windows,
+            tuning=config,
+            trained=train_length,
+            mask_token=mask_token_id,
+            teacher=None if teacher is None else teacher.identity,
+        )
     )
     num_parameters = sum(p.numel() for p in model.parameters())
     if config.lora_rank:
@@ -96,8 +103,11 @@ def tune(
     if config.recompute:
         set_gradient_checkpointing(model, True)
     masters = MasterWeights({n: p for n, p in model.named_parameters() if p.requires_grad})
-    optimizer = torch.optim.AdamW(masters.weights.values(), betas=(0.9, 0.95), weight_decay=0.0)
-    losses = restore_tuning(folder, run_identity, masters.weights, optimizer)
+    groups = sharding.groups_for_optimizer(masters.weights.values())
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
+    # Parts of weights in several processes are not saved: after an interruption all starts again.
+    is_saved = not sharding.is_sharded(model)
+    losses = restore_tuning(folder, run_identity, masters.weights, optimizer) if is_saved else []
     masters.write_back()
     model.train()
     for step in range(len(losses), config.steps):
@@ -105,6 +115,7 @@ def tune(
         torch.manual_seed(config.seed * STEP_SEED_STRIDE + step)
         _set_learning_rate(optimizer, config.rate(num_parameters) * config.schedule(step))
         tokens = step_tokens(windows, train_length, config, step)
+        tokens = sharding.rows_of_this_process(tokens)
         loss = 0.0
         for rows in tokens.split(rows_at_once(tokens.shape[1])):
             if mask_token_id is None:
@@ -115,9 +126,9 @@ def tune(
             loss_of_rows.backward()
             masters.take_gradients()
             loss += loss_of_rows.item()
-        _take_optimizer_step(loss, masters, optimizer, step)
+        loss = _take_optimizer_step(loss, masters, optimizer, step)
         losses.append(loss)
-        if (step + 1) % SAVE_EVERY == 0 or step + 1 == config.steps:
+        if is_saved and ((step + 1) % SAVE_EVERY == 0 or step + 1 == config.steps):
             save_tuning(folder, run_identity, masters.weights, optimizer, losses)
         progress(f"tuning, loss {losses[-1]:.3f}", (step + 1) / config.steps)
     _finish_tuning(model, config, keep_adapter)
@@ -138,20 +149,29 @@ def rows_at_once(length: int) -> int:
 
 def _take_optimizer_step(
     loss: float, masters: MasterWeights, optimizer: torch.optim.Optimizer, step: int
-) -> None:
-    """Change the weights by one step down their gradients.
+) -> float:
+    """Change the weights by one step down their gradients, and return the loss of the step in all
+    processes. loss: that of the rows of this process.
 
     Raises: RunFailed, before any weight changes, if the loss or the gradient is not finite.
     """
-    gradient_norm = nn.utils.clip_grad_norm_(masters.weights.values(), 1.0)
-    if not (math.isfinite(loss) and math.isfinite(gradient_norm.item())):
+    weights = masters.weights.values()
+    if sharding.count() > 1:
+        mean_loss = torch.tensor(loss)
+        sharding.average([mean_loss, *(w.grad for w in weights if w.grad is not None)])
+        loss = mean_loss.item()
+        norm = sharding.clip_gradients(weights, MAX_GRADIENT_NORM)
+    else:
+        norm = nn.utils.clip_grad_norm_(weights, MAX_GRADIENT_NORM).item()
+    if not (math.isfinite(loss) and math.isfinite(norm)):
         raise RunFailed(
-            f"tuning: the loss is {loss}, its gradient {gradient_norm.item()} long at step "
-            f"{step}; lower the learning rate."
+            f"tuning: the loss is {loss}, its gradient {norm} long at step {step}; lower the "
+            "learning rate."
         )
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     masters.write_back()
+    return loss
 
 
 def _finish_tuning(model: Any, config: TuneConfig, keep_adapter: Callable[[], None]) -> None:
@@ -160,7 +180,7 @@ def _finish_tuning(model: Any, config: TuneConfig, keep_adapter: Callable[[], No
     model.eval()
     if config.recompute:
         set_gradient_checkpointing(model, False)
-    if config.adapter:
+    if config.adapter and sharding.is_first():
         keep_adapter()
     if config.lora_rank:
         merge_lora(model)

@@ -109,3 +109,19 @@ def test_recomputing_and_adapters_take_less(folder):
     assert recomputed.kept < 0.5 * adapters.kept
     # Full tuning: the teacher's copy and two moments, all of float32 weights.
     assert all_weights.trained == pytest.approx(3 * all_weights.weights, rel=0.02)
+
+
+def test_several_devices_have_a_stage_for_torchrun_and_stream_the_proof(folder):
+    options = Options(tune=TuneConfig(1, batch=2, lora_rank=2))
+    one = plan_stages(folder, TARGET, options, is_exported=True)
+    two = plan_stages(folder, TARGET, options, is_exported=True, device="cuda", num_devices=2)
+    assert [stage.name for stage in two] == ["measuring", "tuning", "tuning, torchrun", "proving"]
+    _, tuning, in_processes, proving = two
+    model = load_checkpoint(folder).model
+    layer = sum(p.nbytes for p in model.model.layers[0].parameters())
+    outside = tuning.weights - len(model.model.layers) * layer
+    assert in_processes.weights == tuning.weights - outside
+    assert in_processes.at_work == tuning.kept + tuning.at_work + outside
+    # A card has the model in memory, what is outside of the layers again, and one layer.
+    assert one[-1].weights == 2 * proving.weights
+    assert proving.at_work == one[-1].at_work + outside + layer

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from posenc.command_line.errors import RunFailed
-from posenc.extend.export.prover import Proof, Prover, prove
+from posenc.extend.export.prover import Proof, Prover, help_to_prove, prove
 from posenc.extend.export.serve_commands import Export
 from posenc.extend.export.serve_page import dual_chunk_page, page_without_emulators, serving_page
 from posenc.extend.export.serve_window import page_of_window
@@ -20,6 +20,7 @@ from posenc.files.opening import copy_file, make_subfolder, read_file_text
 from posenc.files.sealed_json import parse_bounded_json, strict_json
 from posenc.hf.checkpoint.files import INDEX_FILE, tokenizer_files, weight_files
 from posenc.hf.checkpoint.loading import Checkpoint
+from posenc.hf.processes.sharding import gather_weights, is_sharded
 from posenc.runtimes.config_model import TRAINED_LENGTH_KEY, model_of
 from posenc.runtimes.disagreement import reasons_for_disagreement
 from posenc.runtimes.files.json_object import read_json
@@ -107,6 +108,13 @@ def export_checkpoint(
     return config_changes(_original_config_with_defaults(checkpoint, config), config), proof
 
 
+def help_to_export(model: Any, tokens: Tensor) -> None:
+    """Give the parts of the weights, and run the model, as `export_checkpoint` needs them in the
+    process that writes; in the other processes of torchrun."""
+    gather_weights(model.state_dict())
+    help_to_prove(model, tokens)
+
+
 def _original_config_with_defaults(
     checkpoint: Checkpoint, config: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -133,7 +141,14 @@ def write_weights_and_config(
             if len(original_files) > 1
             else sys.maxsize
         )
-        model.save_pretrained(folder, safe_serialization=True, max_shard_size=max_shard_bytes)
+        # In several processes each has a part of the weights.
+        whole_weights = gather_weights(model.state_dict()) if is_sharded(model) else None
+        model.save_pretrained(
+            folder,
+            state_dict=whole_weights,
+            safe_serialization=True,
+            max_shard_size=max_shard_bytes,
+        )
         for path in folder.glob("*.safetensors"):  # safetensors ignores the umask
             path.chmod((folder / "config.json").stat().st_mode)
         return

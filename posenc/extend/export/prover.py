@@ -134,7 +134,7 @@ class Prover:
             str(expected_file),
             objective,
             dtype,
-            device_of_reader(model),
+            str(model.device),
             cache_name,
         ]
         process = self.start()
@@ -159,13 +159,6 @@ class Prover:
         self._scratch.cleanup()
 
 
-def device_of_reader(model: Any) -> str:
-    """Return the device on which the fresh process loads the folder: that of the model in memory,
-    or "auto" where that is spread over several."""
-    devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
-    return "auto" if len(devices) > 1 else str(model.device)
-
-
 @torch.inference_mode()
 def prove(checkpoint: Checkpoint, folder: Path, prover: Prover, tokens: Tensor) -> Proof:
     """Return the differences between the folder, as a fresh process reads it, and the model in
@@ -183,6 +176,14 @@ def prove(checkpoint: Checkpoint, folder: Path, prover: Prover, tokens: Tensor) 
     return replace(
         proof, logits_change_by_frequency_error=_logits_change_by_frequency_error(model, tokens)
     )
+
+
+@torch.inference_mode()
+def help_to_prove(model: Any, tokens: Tensor) -> None:
+    """Run the model as `prove` does, in a process of torchrun that has a part of it and proves
+    nothing itself."""
+    last_logits(model, tokens, NUM_COMPARED_LOGITS)
+    _logits_change_by_frequency_error(model, tokens)
 
 
 def _logits_change_by_frequency_error(model: Any, tokens: Tensor) -> float:

@@ -94,6 +94,46 @@ def forget_moved_positions(model: torch.nn.Module) -> None:
             part.rope_deltas = None
 
 
+def stream_layers(model: Any, device: str) -> None:
+    """Let the layers of a model on the CPU run on a device, each copied there while it runs, so
+    that the device never holds all of them; what is outside of the layers is moved there.
+
+    The layers are those modules that transformers says must stay together.
+    """
+    layer_classes = set(model._no_split_modules or ())
+    layers = [module for module in model.modules() if type(module).__name__ in layer_classes]
+    tensors_of_layers = {id(t) for layer in layers for t in tensors_of(layer)}
+    for tensor in tensors_of(model):
+        if id(tensor) not in tensors_of_layers:
+            tensor.data = tensor.data.to(device)
+    for layer in layers:
+        on_cpu: list[torch.Tensor] = []
+
+        def copy_to_device(
+            layer: torch.nn.Module, _inputs: Any, on_cpu: list[torch.Tensor] = on_cpu
+        ) -> None:
+            on_cpu[:] = [tensor.data for tensor in tensors_of(layer)]
+            for tensor in tensors_of(layer):
+                tensor.data = tensor.data.to(device, copy=True)
+
+        def free_copy(
+            layer: torch.nn.Module,
+            _inputs: Any,
+            _output: Any,
+            on_cpu: list[torch.Tensor] = on_cpu,
+        ) -> None:
+            for tensor, data in zip(tensors_of(layer), on_cpu, strict=True):
+                tensor.data = data
+
+        layer.register_forward_pre_hook(copy_to_device)
+        layer.register_forward_hook(free_copy)
+
+
+def tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Return the parameters and buffers of a module and of the modules inside of it."""
+    return [*module.parameters(), *module.buffers()]
+
+
 class ForcedTokens(transformers.LogitsProcessor):
     """Makes generate() write the given tokens, (rows, steps), whatever the model predicts.
     prompt_len: the length of the prompts in tokens."""
@@ -183,16 +223,12 @@ def main(
         "masked": transformers.AutoModelForMaskedLM,
         "with images": transformers.AutoModelForImageTextToText,
     }[objective]
-    # "auto" spreads the weights over all devices, by the package accelerate.
-    device_options = {"device_map": "auto"} if device == "auto" else {}
+    # On the CPU the weights stay a map of their files.
     model: Any = auto_class.from_pretrained(
-        folder, dtype=dtype, trust_remote_code=False, local_files_only=True, **device_options
-    )
-    model = model.eval()
-    if device == "auto":
-        device = str(model.device)
-    else:
-        model = model.to(device)
+        folder, dtype=dtype, trust_remote_code=False, local_files_only=True
+    ).eval()
+    if device != "cpu":
+        stream_layers(model, device)
     expected_tensors = load_file(expected_file)
     frequencies_by_layer_type = rotary_buffers(model)
     frequency_errors = [

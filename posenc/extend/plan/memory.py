@@ -29,6 +29,8 @@ from posenc.hf.teacher import SameWeights, copied_teacher
 from posenc.hf.tune_config import TuneConfig
 from posenc.hf.tuning import next_token_loss, rows_at_once, set_gradient_checkpointing
 
+IN_PROCESSES = "tuning, torchrun"
+"""The name of the stage of tuning in several processes."""
 CUDA_PROGRAM_BYTES = 1 << 30
 """What CUDA's kernels and libraries take of a GPU; about this much, not derived."""
 
@@ -37,9 +39,9 @@ CUDA_PROGRAM_BYTES = 1 << 30
 class Stage:
     """Hold the bytes that one stage of an extension takes, over all devices.
 
-    name: "measuring", "tuning" or "proving". weights: of the model, and of its copies. trained:
-    float32 copies of what is trained, the states of the optimizer, adapters. kept, at_work: see
-    above.
+    name: "measuring", "tuning", IN_PROCESSES or "proving". weights: of the model, and of its
+    copies. trained: float32 copies of what is trained, the states of the optimizer, adapters. kept,
+    at_work: see above.
     """
 
     name: str
@@ -55,9 +57,16 @@ class Stage:
 
 
 def plan_stages(
-    folder: Path, target_length: int, options: Options, *, is_exported: bool
+    folder: Path,
+    target_length: int,
+    options: Options,
+    *,
+    is_exported: bool,
+    device: str = "cpu",
+    num_devices: int = 1,
 ) -> list[Stage]:
-    """Return the stages of an extension.
+    """Return the stages of an extension. device: "cpu" or "cuda"; what is proved is streamed to a
+    GPU. num_devices: where there are several, tuning under torchrun is a stage of its own.
 
     Raises: ValueError for a folder that cannot be loaded, a masked model, or a length that is not
     beyond that of training.
@@ -71,8 +80,10 @@ def plan_stages(
     stages = [_measuring(checkpoint, target_length, options.windows)]
     if options.tune is not None:
         stages.append(_tuning(checkpoint, target_length, options.tune))
+        if num_devices > 1:
+            stages.append(_in_processes(stages[-1], checkpoint.model))
     if is_exported:
-        stages.append(_proving(load_on_meta(folder, dtype=options.precision)))
+        stages.append(_proving(load_on_meta(folder, dtype=options.precision), device))
     return stages
 
 
@@ -142,13 +153,39 @@ def _tuning(checkpoint: Checkpoint, target_length: int, config: TuneConfig) -> S
     return Stage("tuning", weights, trained, kept, memory.peak - trained - kept)
 
 
-def _proving(checkpoint: Checkpoint) -> Stage:
+def _in_processes(tuning: Stage, model: Any) -> Stage:
+    """Return the stage of tuning under torchrun: each process has a part of the layers, and whole
+    what is outside of them and what its own rows keep."""
+    outside, _ = _bytes_outside_and_in_a_layer(model)
+    at_work = tuning.kept + tuning.at_work + outside
+    return Stage(IN_PROCESSES, tuning.weights - outside, tuning.trained, at_work=at_work)
+
+
+def _proving(checkpoint: Checkpoint, device: str) -> Stage:
     """Return the stage of the proof: the model in memory and the one that a fresh process loads,
-    which read a text a little beyond the training length."""
+    which read a text a little beyond the training length. On a GPU the fresh process has what is
+    outside of the layers and one layer at a time."""
     model = checkpoint.model
     length = checkpoint.trained_length + 64
     peak = _peak_of_reading(model, 1, length)
-    return Stage("proving", 2 * bytes_of_weights(model), at_work=2 * peak)
+    weights = bytes_of_weights(model)
+    if device == "cpu":
+        return Stage("proving", 2 * weights, at_work=2 * peak)
+    outside, one_layer = _bytes_outside_and_in_a_layer(model)
+    return Stage("proving", weights, at_work=2 * peak + outside + one_layer)
+
+
+def _bytes_outside_and_in_a_layer(model: Any) -> tuple[int, int]:
+    """Return the bytes of the weights outside of the layers, and of the largest layer. The layers
+    are those modules that transformers says must stay together."""
+    layer_classes = set(model._no_split_modules or ())
+    bytes_of_layers = [
+        bytes_of_weights(module)
+        for module in model.modules()
+        if type(module).__name__ in layer_classes
+    ]
+    outside = bytes_of_weights(model) - sum(bytes_of_layers)
+    return outside, max(bytes_of_layers, default=0)
 
 
 def _tokens(rows: int, length: int) -> Any:

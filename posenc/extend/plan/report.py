@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from posenc.extend.options import Options
-from posenc.extend.plan.memory import Stage, program_bytes
+from posenc.extend.plan.memory import IN_PROCESSES, Stage, program_bytes
 from posenc.hf.checkpoint.loading import memory_of_devices
 from posenc.report.report import Report, Section, Table
 
@@ -13,7 +13,8 @@ ARITHMETIC = (
     "On a device: (weights + trained + kept) / devices + at work + program. trained: adapters, "
     "float32 copies and AdamW's states of what is trained. kept: values that the backward pass "
     "needs. at work: one layer and one chunk of logits, and the cache while measuring. They are "
-    "from the shapes of all tensors, with fused attention; no model was loaded."
+    "from the shapes of all tensors, with fused attention; no model was loaded. Under torchrun "
+    "each device keeps what its own rows need, and embeddings and head whole: all under at work."
 )
 DESCRIPTION_OF_CARDS = re.compile(r"(?:(\d{1,3})x)?(\d{1,6}(?:\.\d+)?)")
 
@@ -62,7 +63,8 @@ def report_of_plan(
     too_large = []
     for stage in stages:
         on_devices = bytes_on_devices(stage, sizes, program)
-        if on_devices is None:
+        # Where several processes have no room, one may have, and the other way round.
+        if on_devices is None and stage.name != IN_PROCESSES:
             too_large.append(stage)
         columns = (stage.weights, stage.trained, stage.kept, stage.at_work, program)
         needed = stage.on_a_device(len(sizes), program)
