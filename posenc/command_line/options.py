@@ -56,6 +56,15 @@ Figures = Annotated[
         panel="Output",
     ),
 ]
+Tables = Annotated[
+    Path | None,
+    option(
+        "New folder for every table as LaTeX and Markdown, and the papers of the encodings as "
+        "BibTeX.",
+        shown=False,
+        panel="Output",
+    ),
+]
 Json = Annotated[bool, option("Print JSON on stdout and nothing else.", "--json", panel="Output")]
 
 

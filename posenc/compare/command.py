@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from posenc.command_line.options import Figures, Json, option
+from posenc.command_line.options import Figures, Json, Tables, option
 from posenc.compare.options import Options
 
 
@@ -46,12 +46,13 @@ def report(
         ),
     ] = None,
     figures: Figures = None,
+    tables: Tables = None,
     as_json: Json = False,
 ) -> None:
     """Write report.html and results.csv again from the trials of runs, and print the tables."""
     from posenc.compare.reports import report_runs
 
-    report_runs.report_runs(runs, out, figures, as_json)
+    report_runs.report_runs(runs, out, figures, as_json, tables)
 
 
 def judge(
@@ -93,12 +94,13 @@ def judge(
         ),
     ] = None,
     figures: Figures = None,
+    tables: Tables = None,
     as_json: Json = False,
 ) -> None:
     """Judge losses from any trainer: the answer, tables and page of compare."""
     from posenc.compare.reports import judge_losses
 
-    judge_losses.judge_file(table, columns, trained_length, task, out, figures, as_json)
+    judge_losses.judge_file(table, columns, trained_length, task, out, figures, as_json, tables)
 
 
 def leaderboard(as_json: Json = False) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from posenc.command_line.options import Figures, Json, option, require_choice
+from posenc.command_line.options import Figures, Json, Tables, option, require_choice
 from posenc.compare.defaults import BUDGETS, DEFAULT_ENCODINGS, NUM_PAIR_SEEDS, SUITES, Budget
 from posenc.lazy import require_package
 from posenc.list import complete_name
@@ -394,6 +394,7 @@ class Options:
         ),
     ] = None
     figures: Figures = None
+    tables: Tables = None
     as_json: Json = False
     tensorboard: Annotated[
         bool,

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from posenc.command_line.errors import RunFailed
 from posenc.compare.judging.units import UNITS_OF_BYTES, Units, units_of
 from posenc.compare.options import Options, check_options
+from posenc.compare.page.report import write_table_files
 from posenc.compare.plan.plan import chosen_budget, make_plan
 from posenc.compare.plan.sizes import LadderSize, count_parameters, ladder_sizes
 from posenc.compare.plan.tokens import token_settings
@@ -80,7 +81,7 @@ def run_sizes(options: Options, *, show: bool = True) -> Study:
     hashes = " ".join(trial.hash for plan in plans for trial in plan.trials)
     folder = options.out or RUNS_FOLDER / f"sizes-{hashlib.sha256(hashes.encode()).hexdigest()[:8]}"
     make_folder(folder)
-    prepare_page_and_figures(options.figures, folder / "report.html")
+    prepare_page_and_figures(options.figures, folder / "report.html", options.tables)
     studies, failures = _train_every_size(ladder, folder)
     _write_report([*studies, *joined_studies.values()], folder, options, show)
     if failures:
@@ -110,7 +111,9 @@ def _write_report(studies: Sequence[Study], folder: Path, options: Options, show
     report = report_of_ladder(
         sorted(losses_of_sizes, key=lambda size_losses: size_losses.parameters)
     )
-    for note in write_page(page_of(report), folder / "report.html", options.figures):
+    notes = write_page(page_of(report), folder / "report.html", options.figures)
+    notes += write_table_files(report, studies[-1], options.tables)
+    for note in notes:
         print_line(stderr_console(), note)
     if show:
         print_report(report, options.as_json)
@@ -121,7 +124,7 @@ def _options_by_size(options: Options) -> list[tuple[str, Options]]:
     """Return the options of each size by its name, smallest first."""
     if options.task not in (None, [TEXT]) or options.suite:
         raise ValueError("--sizes and --also are for text: tasks have steps of their own.")
-    base_options = replace(options, sizes=None, also=None, figures=None, as_json=False)
+    base_options = replace(options, sizes=None, also=None, figures=None, tables=None, as_json=False)
     if options.sizes is None:
         return [("this", base_options)]
     size_option_names = ("width", "layers", "heads", "kv_heads", "config")

@@ -21,6 +21,7 @@ from posenc.compare.page.report import (
     show_report,
     write_figures,
     write_report_files,
+    write_table_files,
 )
 from posenc.compare.plan import time_estimate
 from posenc.compare.plan.cost import check_seconds, dry_run, opening_sentence
@@ -254,10 +255,12 @@ class _Run:
     def show_results(self, study: Study, with_table: bool) -> None:
         """Write the figures that --figures asks for, and print the table if it is wanted."""
         options = self.plan.options
-        if options.figures is None and not with_table:
+        if options.figures is None and options.tables is None and not with_table:
             return
         report = report_of(study, self.folder)
-        for line in write_figures(report, options.figures):
+        notes = write_figures(report, options.figures)
+        notes += write_table_files(report, study, options.tables)
+        for line in notes:
             print_line(self.console, line)
         if with_table:
             show_report(report, self.folder, self.console, options.as_json)

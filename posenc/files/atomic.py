@@ -165,15 +165,19 @@ def prepare_results(path: Path, mark: str) -> None:
 
 
 def prepare_page_and_figures(
-    figures_folder: str | Path | None, page_path: str | Path | None = None
+    figures_folder: str | Path | None,
+    page_path: str | Path | None = None,
+    tables_folder: Path | None = None,
 ) -> None:
-    """Make the folders of figures and of a page, and check that both can be written, before work
-    begins. None for one that is not asked for.
+    """Make the folders of figures, of a page and of tables, and check that each can be written,
+    before work begins. None for one that is not asked for.
 
     Raises: ValueError, OSError.
     """
     if figures_folder is not None:
         prepare_figures_folder(Path(figures_folder))
+    if tables_folder is not None:
+        prepare_figures_folder(tables_folder, "--tables")
     if page_path is not None:
         prepare_page(Path(page_path))
 
@@ -182,24 +186,26 @@ FIGURES_MARKER = "posenc-figures.txt"
 """Name of the file that marks a folder of figures as posenc's, so that posenc may replace them."""
 
 
-def prepare_figures_folder(folder: Path) -> None:
-    """Make a folder of figures and check that it can be written, before work begins.
+def prepare_figures_folder(folder: Path, option: str = "--figures") -> None:
+    """Make a folder of figures or tables and check that it can be written, before work begins.
 
+    option: which names the folder.
     Raises: ValueError, also for a folder with files that posenc did not write: a figure could have
     the name of one of them.
     """
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--figures: {folder} is not a folder.")
+        raise ValueError(f"{option}: {folder} is not a folder.")
     try:
         other_names = [path.name for path in sorted(folder.iterdir())] if folder.exists() else []
         if other_names and FIGURES_MARKER not in other_names:
+            kind = option.removeprefix("--")
             raise ValueError(
-                f"--figures: {folder} holds other files ({other_names[0]}), which figures might "
-                "replace. Name a new folder, or one that posenc has written figures to."
+                f"{option}: {folder} holds other files ({other_names[0]}), which {kind} might "
+                f"replace. Name a new folder, or one that posenc has written {kind} to."
             )
         prepare_file(folder / "figure.csv")
     except OSError as error:
-        raise ValueError(f"--figures: cannot write into {folder} ({error.strerror}).") from error
+        raise ValueError(f"{option}: cannot write into {folder} ({error.strerror}).") from error
 
 
 def mark_figures(folder: Path) -> None:

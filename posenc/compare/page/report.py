@@ -11,7 +11,13 @@ from posenc.compare.judging.summary import group_by_task
 from posenc.compare.judging.units import units_of
 from posenc.compare.page import figures
 from posenc.compare.page.numbers import csv_text, facts_of
-from posenc.compare.page.settings import facts_to_repeat, paper_links, specs_table, tuning_sections
+from posenc.compare.page.settings import (
+    bibliography,
+    facts_to_repeat,
+    paper_links,
+    specs_table,
+    tuning_sections,
+)
 from posenc.compare.page.tables import (
     HOW_TO_READ_TASKS,
     HOW_TO_READ_TEXT,
@@ -40,6 +46,7 @@ from posenc.report.report import (
     Table,
     section_of_next_steps,
 )
+from posenc.report.table_files import write_tables
 from posenc.report.terminal import print_line, print_report
 from posenc.tasks.registry import TASKS, TEXT
 
@@ -197,6 +204,15 @@ def write_figures(report: Report, figures_folder: Path | None) -> list[str]:
     page = page_of(report)
     notes = write_page(page, None, figures_folder)
     return [*notes, f"Figures: {figures_folder}"]
+
+
+def write_table_files(report: Report, study: Study, tables_folder: Path | None) -> list[str]:
+    """Write the tables of a report as LaTeX and Markdown, and the papers of a study's encodings as
+    BibTeX, where they were asked for; return notes."""
+    if tables_folder is None:
+        return []
+    write_tables(report.tables(), bibliography(study), tables_folder)
+    return [f"Tables: {tables_folder}"]
 
 
 def show_report(report: Report, folder: Path, console: Console, as_json: bool = False) -> None:

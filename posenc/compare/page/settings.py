@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
 
 from posenc.compare.judging.tuning import pairs_turned_by_rates, pairs_turned_by_tuning
 from posenc.compare.judging.units import units_of
@@ -12,12 +13,14 @@ from posenc.compare.results import (
     Study,
     TrialResult,
 )
+from posenc.compare.rows import plain_name
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.run_trial import window_of_rotated_layers
 from posenc.report.report import Block, Heading, Links, Number, Section, Table, Value
 from posenc.tasks.registry import TASKS, TEXT
 
 _PAPER_PATTERN = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+_EPRINT_PATTERN = re.compile(r"eprint = \{(.+?)\}")
 _OMITTED_KEYS = {"name", "class", "source", "parameters shared by", "num_heads", "head_dim"}
 """Keys of a spec that are left out: names in the code, and sizes of the model."""
 _HOW_TUNED = (
@@ -206,6 +209,25 @@ def paper_links(study: Study) -> Links:
         if paper := _PAPER_PATTERN.search(source):
             addresses[f"{encoding}: {paper[0]}"] = f"https://arxiv.org/abs/{paper[1]}"
     return Links(addresses)
+
+
+def bibliography(study: Study) -> str:
+    """Return entries of BibTeX for the papers that describe the encodings of a study, each once. A
+    source that is no paper of arXiv becomes a note."""
+    text = resources.files("posenc.compare.page").joinpath("papers.bib").read_text(encoding="utf-8")
+    entry_of_paper = {_EPRINT_PATTERN.findall(entry)[0]: entry for entry in text.split("\n\n")}
+    entries = {}
+    for result in study.finished:
+        source = result.spec.get("source", "")
+        papers = _PAPER_PATTERN.findall(source)
+        for paper in papers:
+            if paper in entry_of_paper:
+                entries[paper] = entry_of_paper[paper].strip()
+        if source and not papers:
+            key = re.sub(r"\W+", "-", plain_name(result.config.encoding)).strip("-")
+            note = "".join(f"\\{c}" if c in "&%$#_" else c for c in source if c not in "{}\\")
+            entries[source] = f"@misc{{{key},\n  note = {{{note}}},\n}}"
+    return "\n\n".join(entries.values()) + "\n" if entries else ""
 
 
 def facts_to_repeat(study: Study) -> Mapping[str, object]:

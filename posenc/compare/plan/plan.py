@@ -142,7 +142,7 @@ def make_plan(options: Options) -> Plan:
     num_seeds = _num_seeds(options, compared)
     notes = _notes(len(compared), num_seeds) + (() if layers is None else (layers.note,))
     task_trials = plan_one_trial_per_task(options, compared)
-    prepare_page_and_figures(options.figures)
+    prepare_page_and_figures(options.figures, tables_folder=options.tables)
     return Plan(options, num_seeds, compared, task_trials, notes=notes)
 
 

@@ -15,6 +15,7 @@ from posenc.compare.page.report import (
     show_report,
     write_figures,
     write_report_files,
+    write_table_files,
 )
 from posenc.compare.reports.loss_table import (
     LossTable,
@@ -90,6 +91,7 @@ def judge_file(
     out: Path | None = None,
     figures_folder: Path | None = None,
     as_json: bool = False,
+    tables_folder: Path | None = None,
 ) -> None:
     """Judge the losses of a CSV file, write the page and print the tables.
 
@@ -100,13 +102,15 @@ def judge_file(
     table = _rows_of_task(read_loss_table(path, renamed), task)
     command = shlex.join(["posenc", *sys.argv[1:]])
     studies = studies_of_table(table, trained_length, command)
-    prepare_page_and_figures(figures_folder)
+    prepare_page_and_figures(figures_folder, tables_folder=tables_folder)
     content = repr((table, trained_length))
     content_hash = hashlib.sha256(content.encode()).hexdigest()[:8]
     folder = out or RUNS_FOLDER / f"judge-{content_hash}"
     report = _write_pages(studies, folder)
     console = stderr_console()
-    for note in write_figures(report, figures_folder):
+    notes = write_figures(report, figures_folder)
+    notes += write_table_files(report, studies[max(studies)], tables_folder)
+    for note in notes:
         print_line(console, note)
     show_report(report, folder, console, as_json)
 

@@ -14,6 +14,7 @@ from posenc.compare.page.report import (
     show_report,
     write_figures,
     write_report_files,
+    write_table_files,
 )
 from posenc.compare.reports.run_differences import (
     Difference,
@@ -24,7 +25,11 @@ from posenc.compare.reports.run_differences import (
 from posenc.compare.results import OtherFormat, RateCheck, Study, TrialResult
 from posenc.compare.run_study import RUNS_FOLDER, collect_results, write_report
 from posenc.compare.trial.config import TrialConfig, describe_trial
-from posenc.files.atomic import prepare_file, prepare_page_and_figures, write_atomically
+from posenc.files.atomic import (
+    prepare_file,
+    prepare_page_and_figures,
+    write_atomically,
+)
 from posenc.files.find_texts import STUDY_FILE
 from posenc.files.folders import locked
 from posenc.files.opening import read_file_bytes
@@ -38,6 +43,7 @@ def report_runs(
     out: Path | None = None,
     figures_folder: Path | None = None,
     as_json: bool = False,
+    tables_folder: Path | None = None,
 ) -> Study:
     """Write and print the report of runs, finished or not, and return their study.
 
@@ -49,7 +55,7 @@ def report_runs(
     recipes of more than two runs differ, if the losses of two are of different tests, or if `out`
     is a run itself.
     """
-    prepare_page_and_figures(figures_folder)
+    prepare_page_and_figures(figures_folder, tables_folder=tables_folder)
     folders_and_studies = [(folder, _read_study(folder)) for folder in folders]
     if len(folders_and_studies) == 1 and out is None:
         ((home, study),) = folders_and_studies
@@ -72,13 +78,16 @@ def report_runs(
             differences = _differences_of_runs(runs, error)
             report = report_of_differences(runs, differences, _recipe_differences(runs))
             home = _write_differences(report, runs, out)
-            _print_report(report, damage_notes, home, figures_folder, as_json)
+            notes = damage_notes + write_table_files(report, runs[1][1], tables_folder)
+            _print_report(report, notes, home, figures_folder, as_json)
             return runs[1][1]
         study = conclude(study)
         notes = damage_notes + conflict_notes
         home = make_report_folder(study.trials, out, "report")
         write_report_files(study, home)
-    _print_report(report_of(study, home), notes, home, figures_folder, as_json)
+    report = report_of(study, home)
+    notes = [*notes, *write_table_files(report, study, tables_folder)]
+    _print_report(report, notes, home, figures_folder, as_json)
     return study
 
 
