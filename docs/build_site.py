@@ -39,6 +39,8 @@ ELSEWHERE = {
     "results/LOG.md": "log.md",
 }
 """Pages that lie outside of docs, and what they are called in the site."""
+CHINESE_INDEX = "index.zh-CN.md"
+"""The front page of the tree in Chinese; docs/conf.py shows each page the tree of its language."""
 EXPLORER = ROOT / "posenc/explore/explore.html"
 """The page of `posenc explore`."""
 EXPLORER_NAME = "explorer.html"
@@ -107,6 +109,7 @@ def where() -> dict[Path, str]:
     """Return the site's name of each page of the repository."""
     found = {p: p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md")}
     found[DOCS / "README.md"] = "index.md"
+    found[DOCS / "README.zh-CN.md"] = CHINESE_INDEX
     found |= {ROOT / name: page for name, page in ELSEWHERE.items()}
     found |= {p: f"rules/{p.name}" for p in (ROOT / "posenc/doctor/pages").glob("*.md")}
     return found
@@ -166,6 +169,9 @@ def lay_out(source: Path) -> None:
     for title, links in sections(pages["index.md"]).items():
         listed = [f"{said} <{page}>" for said, page, _ in links] + GENERATED.get(title, [])
         pages["index.md"] += toctree(listed, title)
+    pages["index.md"] += toctree([f"中文 <{CHINESE_INDEX}>"], "中文")
+    for links in sections(pages[CHINESE_INDEX]).values():
+        pages[CHINESE_INDEX] += toctree([f"{said} <{page}>" for said, page, _ in links])
     pages["encodings.md"] = re.sub(
         r"^\| `(\w+)` \|", r"| [`\1`](cards/\1.md) |", pages["encodings.md"], flags=re.MULTILINE
     ) + toctree([f"cards/{name}" for name in names()])
@@ -303,7 +309,8 @@ def explorer_with_way_back() -> str:
 
 def for_machines(source: Path, site: Path) -> None:
     """Write llms.txt, the index with a line for each page, and llms-full.txt, every page."""
-    index = (source / "index.md").read_text(encoding="utf-8")
+    fronts = ("index.md", CHINESE_INDEX)
+    index = "\n\n".join((source / name).read_text(encoding="utf-8") for name in fronts)
     lines = ["# posenc\n", "> " + re.split(r"\n\n", index)[1].replace("\n", " ") + "\n"]
     whole = []
     for title, links in sections(index).items():

@@ -92,8 +92,26 @@ def search_language() -> type:
     return SearchEnglishAndChinese
 
 
+def show_tree_of_the_language(app, pagename, templatename, context, doctree) -> None:
+    """Keep of the navigation what is in the page's language, below a link to the other one: the
+    same page where it exists there, else the front page."""
+    if "furo_navigation_tree" not in context:
+        return
+    is_chinese = pagename.endswith(".zh-CN")
+    trees = re.split(r'(?=<p class="caption")', context["furo_navigation_tree"])
+    kept = [tree for tree in trees if ("中文" in tree.partition("</p>")[0]) == is_chinese]
+    other = pagename.removesuffix(".zh-CN") if is_chinese else f"{pagename}.zh-CN"
+    exists = other in app.env.found_docs
+    if not exists:
+        other = "index" if is_chinese else "index.zh-CN"
+    said = "English" if is_chinese else "中文" if exists else "中文（本页只有英文）"
+    switch = f'<p class="caption"><a href="{context["pathto"](other)}">{said}</a></p>'
+    context["furo_navigation_tree"] = switch + "".join(kept)
+
+
 def setup(app) -> None:
     app.add_search_language(search_language())
+    app.connect("html-page-context", show_tree_of_the_language, priority=900)  # after the theme
 
     def read(app, what, name, obj, options, lines: list[str]) -> None:
         lines[:] = as_rst(lines)

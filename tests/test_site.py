@@ -24,16 +24,24 @@ def site():
 
 
 def test_every_page_is_in_the_index(site):
-    listed = {page for links in site.sections(index()).values() for _, page, _ in links}
+    fronts = {name: index(name) for name in ("README.md", "README.zh-CN.md")}
+    by_front = {
+        name: {page for links in site.sections(text).values() for _, page, _ in links}
+        for name, text in fronts.items()
+    }
+    chinese = by_front["README.zh-CN.md"]
+    assert all(page.endswith(".zh-CN") for page in chinese)
+    assert not any(page.endswith(".zh-CN") for page in by_front["README.md"])
+    listed = chinese | by_front["README.md"] | {"index.zh-CN"}
     pages = {name.removesuffix(".md") for name in site.where().values()}
     elsewhere = {name.removesuffix(".md") for name in site.ELSEWHERE.values()}
     assert {page for page in pages - {"index"} if not page.startswith("rules/")} == listed
     assert elsewhere <= listed
 
 
-def index() -> str:
+def index(name: str = "README.md") -> str:
     site = load_script("build_site", "docs")
-    page = ROOT / "docs/README.md"
+    page = ROOT / "docs" / name
     return site.linked(page.read_text(encoding="utf-8"), page, site.where())
 
 

@@ -21,6 +21,7 @@ from posenc.compare.results import Study
 from posenc.encodings.base.position_encoding import ModelShape
 from posenc.encodings.registry import create
 from posenc.inspect import charts
+from posenc.inspect.checkpoint.figures import attention_chart
 from posenc.inspect.encoding.precision import exact_frequencies_of
 from posenc.inspect.encoding.scores import decay
 from posenc.report.chart import describe_curve_ends
@@ -88,7 +89,47 @@ def of_encodings() -> dict[str, Plot]:
             "ALiBi's slopes of twelve heads: those of eight heads, then four of those of sixteen.",
         ),
     }
-    return {name: Plot(chart, "", said) for name, (chart, said) in drawn.items()}
+    plots = {name: Plot(chart, "", said) for name, (chart, said) in drawn.items()}
+    return plots | of_maps()
+
+
+WORDS = ("the", "dog", "bites", "the", "man")
+TOKENS = 12
+"""Of the picture of layers."""
+
+
+def of_maps() -> dict[str, Plot]:
+    """Return the figures of who attends to whom: on words, and in layers with and without a
+    window."""
+    generator = torch.Generator().manual_seed(0)
+    by_word = {word: torch.randn(16, generator=generator) for word in sorted({*WORDS})}
+    x = torch.stack([by_word[word] for word in WORDS]).expand(1, 1, -1, -1)
+    places = torch.arange(len(WORDS))
+    attention = [
+        posenc.attention_weights(x, x, encoding, q_positions=places, kv_positions=places)[0, 0]
+        for encoding in (None, posenc.RoPE(16, interleaved=False))
+    ]
+    full = posenc.masks.causal
+    seen = [mask.tensor(TOKENS) for mask in (full, full & posenc.masks.sliding_window(4))]
+    return {
+        "learn-words": Plot(
+            attention_chart(torch.stack(attention).numpy(), WORDS, ["no positions", "RoPE"]),
+            "",
+            "Attention of five words. Without positions both rows of `the` are equal, with RoPE "
+            "they differ.",
+        ),
+        "learn-layers": Plot(
+            attention_chart(
+                torch.stack(seen).float().numpy(),
+                [str(token) for token in range(TOKENS)],
+                ["a full layer", "a window of four"],
+                "seen",
+            ),
+            "",
+            "Which keys each query sees: all earlier ones in a full layer, the nearest four in a "
+            "window.",
+        ),
+    }
 
 
 def wavelengths(name: str) -> list[float]:
