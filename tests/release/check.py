@@ -42,6 +42,7 @@ WANTED = (
 BOARD = (
     "code.jsonl",
     "code_rates.jsonl",
+    "grids.jsonl",
     "novel.jsonl",
     "novel_rates.jsonl",
     "ruler.jsonl",
