@@ -49,8 +49,9 @@ BYTES_PER_PARAMETER = 16
 PROCESS_BYTES = 340 << 20
 """Memory of a trial's process beside its model: Python, torch and posenc. Measured with torch 2.13
 on Linux, as the two numbers below."""
-ALLOCATED_FOR_ACTIVATIONS = 1.15
-"""Memory that the allocator holds for activations, in multiples of what they take."""
+ALLOCATED_WHERE_FREED, ALLOCATED_WHERE_KEPT = 1.1, 1.25
+"""Memory that the allocator holds for activations, in multiples of what they take: where it gives
+freed memory back to the system, and where it keeps it, see `process.trial_environment`."""
 WEIGHTS_IN_CHECKPOINT = 13
 """Memory of saving a checkpoint, in multiples of the weights: these, gradients, AdamW's two
 averages, and three copies of all but the gradients, as safetensors makes them."""
@@ -196,7 +197,7 @@ def _activations_of_step(trial: TrialConfig, model: nn.Module, rows: int) -> int
     activations = max(0, memory.peak - bytes_of_weights(model))
     if trial.precision == "bfloat16":  # logits and their gradients are there in 16 bits, too
         activations += 2 * 2 * vocabulary_size(trial) * rows * trial.train_length
-    return round(ALLOCATED_FOR_ACTIVATIONS * activations)
+    return _allocated(trial, activations)
 
 
 @torch.no_grad()
@@ -206,7 +207,13 @@ def _activations_of_reading(trial: TrialConfig, model: nn.Module, rows: int, len
     model.eval()
     with SimulatedMemory(model) as memory:
         objective.losses(model, objective.held_out_targets(_windows(rows, length)), trial)
-    return round(ALLOCATED_FOR_ACTIVATIONS * memory.peak)
+    return _allocated(trial, memory.peak)
+
+
+def _allocated(trial: TrialConfig, activations: int) -> int:
+    """Return the memory that the allocator holds for so many bytes of activations."""
+    factor = ALLOCATED_WHERE_FREED if trial.saves_memory else ALLOCATED_WHERE_KEPT
+    return round(factor * activations)
 
 
 def _windows(rows: int, length: int) -> Tensor:

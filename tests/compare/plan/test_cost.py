@@ -158,7 +158,7 @@ print(status.partition("VmHWM:")[2].split()[0])
         {"precision": "bfloat16"},
         {"width": 128, "layers": 8, "vocabulary": 501, "batch": 32},
         {"width": 128, "layers": 8, "vocabulary": 501, "batch": 32, "recompute": True},
-        {"kv_heads": 1, "architecture": QWEN3_LAYERS},
+        {"kv_heads": 1, "architecture": QWEN3_LAYERS, "micro_batch": 8},
     ],
 )
 def test_memory_is_what_a_process_takes_within_a_fifth(tmp_path, changes):
