@@ -1,6 +1,7 @@
 """The plan of memory is made without the weights, and is what a real step takes."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from posenc.extend.plan.memory import Stage, plan_stages
 from posenc.extend.plan.report import GB, bytes_on_devices, device_sizes
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.tune_config import TuneConfig
-from tests.hf_models import LENGTH, save
+from tests.hf_models import LENGTH, save, transformers
 from tests.memory import MostBytes
 
+ROOT = Path(__file__).parents[2]
 TARGET = 8 * LENGTH
 TUNING = ("--tune", 9, "--batch", 1, "--lora", 2, "--adapter")
 
@@ -125,3 +127,59 @@ def test_several_devices_have_a_stage_for_torchrun_and_stream_the_proof(folder):
     # A card has the model in memory, what is outside of the layers again, and one layer.
     assert one[-1].weights == 2 * proving.weights
     assert proving.at_work == one[-1].at_work + outside + layer
+
+
+SHAPES = {
+    "8B": (1, {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}, 32),
+    "70B": (8, {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}, 64),
+}
+
+
+def folder_without_values(folder, shape, num_heads):
+    """Write the config of a Llama 3 and the header of its weights, with nothing behind it."""
+    config = transformers.LlamaConfig(
+        vocab_size=128256,
+        max_position_embeddings=8192,
+        num_attention_heads=num_heads,
+        num_key_value_heads=8,
+        dtype="bfloat16",
+        **shape,
+    )
+    config.save_pretrained(folder)
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+    header, offset = {}, 0
+    for name, weight in model.state_dict().items():
+        end = offset + 2 * weight.numel()
+        offsets = {"shape": list(weight.shape), "data_offsets": [offset, end]}
+        header[name] = {"dtype": "BF16", **offsets}
+        offset = end
+    header_bytes = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as sparse:
+        sparse.write(len(header_bytes).to_bytes(8, "little") + header_bytes)
+        sparse.truncate(8 + len(header_bytes) + offset)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_document_has_the_numbers_of_the_plan(name, tmp_path):
+    num_cards, shape, num_heads = SHAPES[name]
+    folder = folder_without_values(tmp_path, shape, num_heads)
+    tuning = TuneConfig(200, lora_rank=16, adapter=True, recompute=True)
+    stages = plan_stages(
+        folder,
+        32_768,
+        Options(tune=tuning),
+        is_exported=True,
+        device="cuda",
+        num_devices=num_cards,
+    )
+    document = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
+    table = document[document.index(f"| {name} on ") :].splitlines()[: len(stages)]
+    for stage, line in zip(stages, table, strict=True):
+        label, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        assert label.removeprefix(f"{name} on ").endswith(stage.name)
+        parts = (stage.weights, stage.trained, stage.kept, stage.at_work, 1 << 30)
+        needed = stage.on_a_device(num_cards, 1 << 30)
+        assert [float(cell) for cell in cells] == [round(b / GB, 1) for b in (*parts, needed)]
