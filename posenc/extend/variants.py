@@ -24,6 +24,7 @@ from posenc.frequencies.scalings.registry import Linear
 from posenc.hf import learned_tables
 from posenc.hf.attachment.attach import attached
 from posenc.hf.attachment.attention import attention_is_replaceable
+from posenc.hf.attachment.stacks import ForwardWithHooksFailed
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.checkpoint.tokenization import Windows, require_mask_token_id
 from posenc.hf.model_rotation import rotation_dropped, settings_applied
@@ -423,12 +424,14 @@ def checked_map_attached(
                 attached(checkpoint.model, encoding, allow_other_order=True)
             )
             logits = _logits(model, tokens)
-        except ValueError:  # has a sentence for the user already
-            raise
         except Exception as error:  # a family's code may raise anything with another attention
+            has_stopped_in_trial = isinstance(error, ForwardWithHooksFailed)
+            if isinstance(error, ValueError) and not has_stopped_in_trial:
+                raise  # has a sentence for the user already
+            cause = error.__cause__ or error
             attention_in_words = f"the attention of {type(checkpoint.model).__name__}"
             raise ValueError(
-                f"{attention_in_words} cannot run with a map ({one_line(error)})"
+                f"{attention_in_words} cannot run with a map ({one_line(cause)})"
             ) from error
         error = float((logits - expected_logits).abs().max() / expected_logits.abs().max())
         if not error <= max(MAP_TOLERANCE, MAP_LAST_BITS * eps):

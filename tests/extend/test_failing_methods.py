@@ -15,6 +15,7 @@ from posenc.extend.measure import losses
 from posenc.extend.methods import METHODS, Method
 from posenc.extend.options import Options
 from posenc.extend.variants import position_maps
+from posenc.hf.attachment.stacks import ForwardWithHooksFailed
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.model_rotation import rotary_frequencies, settings_applied
 from tests.hf_models import COMMON, LENGTH, save
@@ -51,11 +52,15 @@ def test_a_map_with_another_rotation_than_the_models_is_not_measured(family, tmp
         assert torch.equal(checkpoint.model(tokens).logits, before)
 
 
-def test_a_model_whose_code_stops_at_another_attention_has_no_map(tmp_path, monkeypatch):
+@pytest.mark.parametrize("in_trial", [True, False])
+def test_a_model_whose_code_stops_at_another_attention_has_no_map(tmp_path, monkeypatch, in_trial):
     """Already where that attention is put in its place and tried (DeepSeek V3.2)."""
 
     def stops(*args: Any, **options: Any) -> Any:
-        raise TypeError("'LazyMask' object is not subscriptable")
+        error = TypeError("'LazyMask' object is not subscriptable")
+        if in_trial:
+            raise ForwardWithHooksFailed("attach: it fails.") from error
+        raise error
 
     checkpoint = load_checkpoint(save("llama", tmp_path))
     monkeypatch.setattr(variants, "attached", stops)

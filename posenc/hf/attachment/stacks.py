@@ -163,15 +163,20 @@ def run_in_evaluation(model: Any, example: dict[str, Any]) -> Any:
             module.training = mode_before
 
 
+class ForwardWithHooksFailed(ValueError):
+    """A family's own code stopped in a forward with hooks; the cause has its exception."""
+
+
 def run_with_hooks(model: Any, example: dict[str, Any]) -> None:
-    """Run the model, with its hooks, on the arguments `example`. Raise ValueError if that fails."""
+    """Run the model, with its hooks, on the arguments `example`. Raise ForwardWithHooksFailed if
+    the family's code fails, or ValueError as posenc refuses."""
     try:
         with recorded_attention():
             run_in_evaluation(model, example)
     except ValueError:  # posenc's refusals are sentences
         raise
     except Exception as error:  # a family's code may raise anything
-        raise ValueError(
+        raise ForwardWithHooksFailed(
             f"attach: {type(model).__name__} fails with the encoding attached ({one_line(error)})."
         ) from error
 
