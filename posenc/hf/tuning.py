@@ -131,6 +131,8 @@ def tune(
         if is_saved and ((step + 1) % SAVE_EVERY == 0 or step + 1 == config.steps):
             save_tuning(folder, run_identity, masters.weights, optimizer, losses)
         progress(f"tuning, loss {losses[-1]:.3f}", (step + 1) / config.steps)
+    if config.adapter and sharding.is_first():
+        make_subfolder(folder)  # where nothing was saved for a restart, it is not there
     _finish_tuning(model, config, keep_adapter)
     return losses
 
