@@ -33,8 +33,9 @@ def open_watchers(
     """Yield the watchers, objects with a method for each event of a trial, opened for the block
     under `with`: of the screen, of a file of events in the study's folder and, with `tensorboard`,
     of files for TensorBoard."""
-    plain_lines = contextlib.nullcontext(PlainLines(console))
-    bars_or_lines = LiveBars(console, study.trials, workers) if console.is_terminal else plain_lines
+    study_pace = StudyPace(study.trials, workers)
+    plain_lines = contextlib.nullcontext(PlainLines(console, study_pace))
+    bars_or_lines = LiveBars(console, study_pace) if console.is_terminal else plain_lines
     boards = [TensorBoard(folder / "tensorboard")] if tensorboard else []
     with contextlib.ExitStack() as stack:
         watchers = (bars_or_lines, EventFile(folder / EVENTS_FILE), *boards)
@@ -47,27 +48,70 @@ def unit_of_loss(trial: TrialConfig) -> str:
     return trial.loss_unit if trial.task == TEXT else "target"
 
 
-class PlainLines:
-    """Print a line at every tenth of a trial."""
+class StudyPace:
+    """Counts the steps and the trials of a study that are done, and estimates the time left."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, trials: Sequence[TrialConfig], workers: int) -> None:
+        self.step_by_trial = dict.fromkeys(trials, 0)
+        self.total_steps = sum(trial.steps for trial in trials)
+        self.workers = workers
         self.paces: dict[TrialConfig, Pace] = {}
+        self.seconds_per_step: float | None = None
+
+    def step(self, trial: TrialConfig, step: int) -> float | None:
+        """Count a step of a trial. Return the seconds left for this trial; None before its second
+        step."""
+        self.step_by_trial[trial] = step
+        seconds_per_step = self.paces.setdefault(trial, Pace(step)).seconds_per_step(step)
+        if seconds_per_step is None:
+            return None
+        self.seconds_per_step = seconds_per_step
+        return seconds_per_step * (trial.steps - step)
+
+    def finished(self, trial: TrialConfig) -> None:
+        """Count a trial that has ended, which a failure may have done before its last step."""
+        self.step_by_trial[trial] = trial.steps
+
+    def num_steps_done(self) -> int:
+        """Return how many steps of all trials are done."""
+        return sum(self.step_by_trial.values())
+
+    def seconds_left(self) -> float | None:
+        """Return the seconds left for all trials if all workers are as fast as the last step that
+        was seen; None if none was."""
+        if self.seconds_per_step is None:
+            return None
+        num_steps_left = self.total_steps - self.num_steps_done()
+        return self.seconds_per_step * num_steps_left / self.workers
+
+    def trials_in_words(self) -> str:
+        """Return how many trials have come to their last step: "3 of 12"."""
+        num_ended = sum(step == trial.steps for trial, step in self.step_by_trial.items())
+        return f"{num_ended} of {len(self.step_by_trial)}"
+
+
+class PlainLines:
+    """Print a line at every tenth of a trial, with the time left for it and for all trials."""
+
+    def __init__(self, console: Console, study_pace: StudyPace) -> None:
+        self.console = console
+        self.study_pace = study_pace
         self.tenths_printed: dict[TrialConfig, int] = {}
 
     def step(self, trial: TrialConfig, step: int, loss: float) -> None:
-        """Print step, loss and the time left if the trial has come to another tenth."""
-        pace = self.paces.setdefault(trial, Pace(step))
+        """Print step, loss and the times left if the trial has come to another tenth."""
+        trial_seconds_left = self.study_pace.step(trial, step)
         tenth = step * LINES_PER_TRIAL // trial.steps
         # A trial that goes on from a checkpoint begins with the tenth it had reached.
-        first_tenth = pace.first_step * LINES_PER_TRIAL // trial.steps
-        if tenth > self.tenths_printed.setdefault(trial, first_tenth):
+        if tenth > self.tenths_printed.setdefault(trial, tenth):
             self.tenths_printed[trial] = tenth
-            seconds_left = (pace.seconds_per_step(step) or 0.0) * (trial.steps - step)
             progress = (
                 f"step {step} of {trial.steps}, loss {loss:.3f} bits per {unit_of_loss(trial)}"
             )
-            self.note(trial, f"{progress}, {readable_duration(seconds_left)} left")
+            trial_left = readable_duration(trial_seconds_left or 0.0)
+            study_left = readable_duration(self.study_pace.seconds_left() or 0.0)
+            study_progress = f"{ALL_TRIALS}: {self.study_pace.trials_in_words()}, {study_left} left"
+            self.note(trial, f"{progress}, {trial_left} left; {study_progress}")
 
     def testing(self, trial: TrialConfig) -> None:
         """Print that the trial is tested now."""
@@ -79,19 +123,16 @@ class PlainLines:
 
     def finished(self, trial: TrialConfig, result: TrialResult) -> None:
         """Print the scores of a trial that has ended, or why it failed."""
+        self.study_pace.finished(trial)
         print_line(self.console, describe_outcome(trial, result))
 
 
 class LiveBars:
     """Show one bar for all trials and one per running trial, with loss and time left."""
 
-    def __init__(self, console: Console, trials: Sequence[TrialConfig], workers: int) -> None:
+    def __init__(self, console: Console, study_pace: StudyPace) -> None:
         self.bars = Bars(console)
-        self.step_by_trial = dict.fromkeys(trials, 0)
-        self.total_steps = sum(trial.steps for trial in trials)
-        self.workers = workers
-        self.paces: dict[TrialConfig, Pace] = {}
-        self.seconds_per_step: float | None = None
+        self.study_pace = study_pace
         self._show_total()
 
     def __enter__(self) -> "LiveBars":
@@ -103,10 +144,7 @@ class LiveBars:
 
     def step(self, trial: TrialConfig, step: int, loss: float) -> None:
         """Update the bars of the trial and of all trials."""
-        seconds_per_step = self.paces.setdefault(trial, Pace(step)).seconds_per_step(step)
-        self.seconds_per_step = seconds_per_step or self.seconds_per_step
-        self.step_by_trial[trial] = step
-        seconds_left = None if seconds_per_step is None else seconds_per_step * (trial.steps - step)
+        seconds_left = self.study_pace.step(trial, step)
         remark = f"loss {loss:.3f} bits/{unit_of_loss(trial)}"
         self.bars.show(describe_trial(trial), step, trial.steps, remark, seconds_left)
         self._show_total()
@@ -122,26 +160,18 @@ class LiveBars:
     def finished(self, trial: TrialConfig, result: TrialResult) -> None:
         """Replace the bar of a trial that has ended by a line with its scores, or why it failed."""
         self.bars.remove(describe_trial(trial))
-        self.step_by_trial[trial] = trial.steps
+        self.study_pace.finished(trial)
         self.bars.print_line(describe_outcome(trial, result))
         self._show_total()
 
     def _show_total(self) -> None:
-        """Update the bar of all trials: steps done, trials ended, and the time left if all workers
-        are as fast as the last step that was seen."""
-        num_steps_done = sum(self.step_by_trial.values())
-        seconds_left = None
-        if self.seconds_per_step is not None:
-            seconds_left = (
-                self.seconds_per_step * (self.total_steps - num_steps_done) / self.workers
-            )
-        num_ended = sum(step == trial.steps for trial, step in self.step_by_trial.items())
+        """Update the bar of all trials: steps done, trials ended and the time left."""
         self.bars.show(
             ALL_TRIALS,
-            num_steps_done,
-            self.total_steps,
-            f"{num_ended} of {len(self.step_by_trial)}",
-            seconds_left,
+            self.study_pace.num_steps_done(),
+            self.study_pace.total_steps,
+            self.study_pace.trials_in_words(),
+            self.study_pace.seconds_left(),
         )
 
 

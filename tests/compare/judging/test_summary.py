@@ -17,7 +17,7 @@ from posenc.compare.judging.summary import (
     summarise,
 )
 from posenc.compare.page.report import cautions_of, report_of
-from posenc.compare.progress import LiveBars, PlainLines
+from posenc.compare.progress import LiveBars, PlainLines, StudyPace
 from posenc.compare.results import (
     FORMAT,
     CorpusInfo,
@@ -210,7 +210,7 @@ def tell(opened):
 
 def test_plain_lines_show_loss_time_left_and_outcome_without_escapes():
     out = io.StringIO()
-    tell(contextlib.nullcontext(PlainLines(Console(file=out, width=80))))
+    tell(contextlib.nullcontext(PlainLines(Console(file=out, width=80), StudyPace([TRIAL], 1))))
     text = out.getvalue()
     assert "rope seed 0: step 60 of 100, loss 2.400 bits per byte, 0:00 left" in text
     assert "rope seed 0: a [note]" in text
@@ -218,10 +218,31 @@ def test_plain_lines_show_loss_time_left_and_outcome_without_escapes():
     assert "\x1b" not in text
 
 
+def test_plain_lines_show_the_time_left_for_all_trials(monkeypatch):
+    now = [10.0]
+    monkeypatch.setattr("posenc.command_line.progress.time.monotonic", lambda: now[0])
+    out = io.StringIO()
+    others = [dataclasses.replace(TRIAL, seed=seed) for seed in (1, 2)]
+    lines = PlainLines(Console(file=out, width=200), StudyPace([TRIAL, *others], 2))
+    lines.finished(others[0], TrialResult(others[0], reason="out of memory"))
+    lines.step(TRIAL, 10, 2.5)
+    now[0] = 20.0
+    lines.step(TRIAL, 20, 2.4)  # 10 steps in 10 seconds: 80 are left of it, 180 of all by 2 workers
+    lines.step(others[1], 50, 2.5)  # goes on from a checkpoint, and has no pace yet
+    lines.step(TRIAL, 25, 2.4)  # no other tenth
+    assert (
+        out.getvalue()
+        .splitlines()[1]
+        .endswith("per byte, 1:20 left; all trials: 1 of 3, 1:30 left")
+    )
+    lines.step(TRIAL, 100, 2.3)  # 10 seconds for 90 steps; 50 are left of the third trial
+    assert out.getvalue().endswith(", 0:00 left; all trials: 2 of 3, 0:03 left\n")
+
+
 def test_live_bars_show_sweep_and_trial_with_loss_and_time_left():
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True, color_system=None)
-    tell(LiveBars(console, [TRIAL], 1))
+    tell(LiveBars(console, StudyPace([TRIAL], 1)))
     text = out.getvalue()
     assert "all trials" in text and "1 of 1" in text
     assert "rope seed 0: a [note]" in text and "512: 3.000" in text
