@@ -24,7 +24,10 @@ from posenc.machine.fingerprint import processor_facts
 ANSWER_SECONDS = 10.0
 """Seconds for an address to answer at all, and for an answer from a cluster that is joined."""
 JOIN_SECONDS = 60.0
-"""Seconds for Ray to answer at an address, and for all machines of its cluster."""
+"""Seconds for Ray to answer at an address, and to begin a process on every machine."""
+IMPORT_SECONDS = 600.0
+"""Seconds for the machines to import posenc and answer after that: chosen. A cold disk or one
+behind a network takes minutes, and Ray itself tells which machines are lost meanwhile."""
 POLL_SECONDS = 0.5
 """Seconds between two looks for what trials have told."""
 _JOIN_CODE = (
@@ -256,8 +259,30 @@ def ask(ray: Any, nodes: dict[str, dict[str, str]], function: Any, *args: Any) -
     """Call `function` with `args` on each machine; return the results by Ray's ids of the
     machines, but for those that have left the cluster meanwhile.
 
+    The wait for the cluster and the time of imports are counted apart: a machine that imports
+    slowly is not taken for one that does not answer.
+
     Raises: ValueError where a machine does not answer.
     """
+
+    def begin() -> None:
+        """Do nothing: Ray sends a function within a function as code, and imports no posenc."""
+
+    begun = _call_on_each(ray, nodes, begin, (), JOIN_SECONDS, "begin a process")
+    nodes_with_process = {node: nodes[node] for node in begun}
+    what = "import posenc and answer"
+    return _call_on_each(ray, nodes_with_process, function, args, IMPORT_SECONDS, what)
+
+
+def _call_on_each(
+    ray: Any,
+    nodes: dict[str, dict[str, str]],
+    function: Any,
+    args: tuple[Any, ...],
+    seconds: float,
+    what: str,
+) -> dict[str, Any]:
+    """Do what `ask` does, within `seconds`; `what` names in an error what a machine did not do."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
     remote_function = ray.remote(num_cpus=0, max_retries=0)(function)
@@ -265,7 +290,7 @@ def ask(ray: Any, nodes: dict[str, dict[str, str]], function: Any, *args: Any) -
         node: remote_function.options(scheduling_strategy=On(node, soft=False)).remote(*args)
         for node in nodes
     }
-    deadline = time.monotonic() + JOIN_SECONDS
+    deadline = time.monotonic() + seconds
     answers = {}
     for node, reference in references.items():
         try:
@@ -273,11 +298,13 @@ def ask(ray: Any, nodes: dict[str, dict[str, str]], function: Any, *args: Any) -
             continue
         except ray.exceptions.RayTaskError as error:
             why = f"cannot run posenc ({one_line(error.cause)}). Install the same posenc there."
+        except ray.exceptions.GetTimeoutError:
+            advice = "Is it busy, or its disk slow? The same command tries again."
+            why = f"did not {what} within {seconds:.0f} seconds. {advice}"
         except ray.exceptions.RayError as error:
-            if not _is_alive(ray, node):
-                continue
-            why = f"does not answer within {JOIN_SECONDS:.0f} seconds ({one_line(error)})."
-        raise ValueError(f"--engine ray: machine {nodes[node]['name']} {why}")
+            why = f"did not {what} ({one_line(error)})."
+        if _is_alive(ray, node):
+            raise ValueError(f"--engine ray: machine {nodes[node]['name']} {why}")
     return answers
 
 
