@@ -242,6 +242,11 @@ def test_the_page_begins_with_a_sentence_whose_order_only_positions_show(browser
     assert page(order) == "c b <b>"
     follow(page, page("location.hash"))
     assert page("explorer.state.sentence") == "c b <b>"
+    view(browser, lang=language, sentence="a b c d e f g h", positions="rope")
+    page("document.querySelector('#sentence button').click()")
+    assert page("explorer.state.sentence") == "f b c d e a g h"  # six words are shown
+    view(browser, lang=language, sentence="dog bites dog", positions="rope")
+    assert page(finding) == STRINGS["sentence.equal"][language].format(word="dog")
     assert page("document.querySelector('main').children[1].id") == "sentence"
     view(browser, lang="en", sentence="", positions="nope")
 
