@@ -39,7 +39,7 @@ def rows_of(count=3, length=16):
     "encodings, options, words",
     [
         (["rope", "nope"], {}, "--objective seq2seq: nope works in causal attention only"),
-        (["rope"], {"task": ["copy"]}, "--objective seq2seq: the task copy needs a causal"),
+        (["rope"], {"task": ["copy"]}, "--objective seq2seq: the task copy needs the model of"),
     ],
 )
 def test_what_the_objective_cannot_use_is_refused_in_one_line(encodings, options, words):

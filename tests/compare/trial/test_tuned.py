@@ -44,7 +44,7 @@ def test_a_tuning_that_was_interrupted_gives_the_same_scores(tmp_path, monkeypat
     def stop_at_the_seventh(*arguments):
         if next(steps) == 6:
             raise KeyboardInterrupt
-        take_step(*arguments)
+        return take_step(*arguments)
 
     monkeypatch.setattr(tuning, "_take_optimizer_step", stop_at_the_seventh)
     with pytest.raises(KeyboardInterrupt):

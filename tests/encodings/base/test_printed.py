@@ -9,6 +9,7 @@ import torch
 
 import posenc
 from posenc.frequencies.scalings.registry import LongRoPE
+from posenc.positions.tokens import are_known_equal
 
 SHAPE = posenc.ModelShape(embed_dim=64, num_heads=4, train_length=128)
 
@@ -84,7 +85,7 @@ def test_negative_rows_and_columns_are_places(rope):
 def test_a_place_that_is_missing_is_seen_by_prepared_tables():
     rope, x = posenc.AxialRoPE(16, interleaved=False), torch.randn(1, 4, 7, 16)
     cells = posenc.positions.grid(2, 3, class_tokens=1)
-    assert posenc.positions.are_known_equal(cells, cells.clone())
+    assert are_known_equal(cells, cells.clone())
     assert rope.prepare(cells)._remembered_cos_sin[0][0].fits(cells.clone())
     others = posenc.positions.grid(2, 3, class_tokens=1)
     others[0] = 5.0
