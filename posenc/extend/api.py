@@ -12,6 +12,7 @@ from posenc.command_line.errors import RunFailed, Stopped
 from posenc.command_line.progress import Narrator
 from posenc.extend.extension import NotExported, Outcome, extend
 from posenc.extend.options import DEFAULTS, Options, Progress
+from posenc.extend.plan.freed_memory import return_freed_memory
 from posenc.extend.refusals import check_before_loading, prepare_outputs
 from posenc.extend.report import OUT_OF_DOMAIN_CAUTION, report_of
 from posenc.extend.variants import WINDOW, WINDOW_IN_CONFIG
@@ -163,6 +164,7 @@ def extend_and_show(
     everything is shown, if the checkpoint that was asked for is not written.
     """
     console = stderr_console()
+    return_freed_memory()  # as `--plan` counts it
     prepare_outputs(out, page_path, figures_folder)
     _refuse_foreign_table(page_path)
     documents = read_documents(text_files)
