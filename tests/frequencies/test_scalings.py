@@ -71,3 +71,25 @@ def test_a_method_of_extend_is_exact_with_a_cache_unless_lengths_matter(scaling:
 def test_a_rope_type_is_one_that_transformers_has():
     """Without one, a config says longrope, or nothing: no runtime would read another word."""
     assert ROPE_TYPES.keys() <= {"default", "proportional", *NEEDED_KEYS}
+
+
+def test_three_scalings_by_four_have_the_numbers_of_the_lesson():
+    """docs/learn/scaling.md: which pairs slow down, and where NTK's meet new angles."""
+    shape = posenc.ModelShape(embed_dim=512, num_heads=8, train_length=2048)
+
+    def frequencies_of(name):
+        return posenc.create(name, shape).frequencies(8192)
+
+    plain = frequencies_of("rope").inv_freq
+    slowed = {
+        name: [float(p / s) for p, s in zip(plain, frequencies_of(name).inv_freq, strict=True)]
+        for name in ("linear", "ntk", "yarn")
+    }
+    assert slowed["linear"] == pytest.approx([4.0] * 32)
+    assert slowed["ntk"][0] == 1 and slowed["ntk"][-1] == pytest.approx(4)
+    assert slowed["yarn"][0] == 1 and slowed["yarn"][21:] == pytest.approx([4.0] * 11)
+    new_from = [2048 * times for times in slowed["ntk"][21:]]
+    assert round(new_from[0]) == 5238 and sum(token < 8191 for token in new_from) == 10
+    factor = frequencies_of("yarn").attention_factor
+    assert factor == pytest.approx(1.139, abs=5e-4) and factor**2 == pytest.approx(1.296, abs=1e-3)
+    assert 10_000 * 4 ** (64 / 62) == pytest.approx(41_829, abs=0.5)
