@@ -168,7 +168,7 @@ def require_known_family(model: Model) -> None:
         )
     hint = " without a text_config" if has_parts else _misspelling_hint(model.model_type)
     raise UnknownFamilyError(
-        f"posenc does not know the family {model.model_type!r}{hint} and judges nothing of it"
+        f"posenc does not know the family {model.model_type!r}{hint} and cannot judge it"
     )
 
 

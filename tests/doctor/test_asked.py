@@ -152,7 +152,7 @@ def test_a_family_that_posenc_does_not_know_is_asked(doctor):
 def test_a_family_that_nobody_knows(doctor):
     code, out, err = doctor({"model_type": "nobody_has_heard_of_it"}, {})
     assert code == 3 and "does not know the family" in out + err
-    assert "judges nothing of it. --ask PYTHON asks a runtime that has it." in out + err
+    assert "cannot judge it. --ask PYTHON asks a runtime that has it." in out + err
 
 
 def test_json_says_it_too(doctor):
