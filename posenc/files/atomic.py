@@ -5,7 +5,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -100,8 +100,14 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
     file next to `path`, which `remove_partials` deletes.
     """
     data = content.encode(errors="replace") if isinstance(content, str) else content
-    with _open_partial_file(Path(path)) as (file, _):
-        file.write(data)
+    write_pieces_atomically(Path(path), [data])
+
+
+def write_pieces_atomically(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write the pieces of a content one after the other, as `write_atomically` does the whole."""
+    with _open_partial_file(path) as (file, _):
+        for piece in pieces:
+            file.write(piece)
 
 
 def is_partial(path: Path) -> bool:

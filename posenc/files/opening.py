@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import stat
@@ -89,6 +90,19 @@ def read_file_bytes(path: Path, max_bytes: int | None = LARGEST_TEXT_BYTES) -> b
     if max(size, len(content)) > max_bytes:
         raise ValueError(f"{path}: {max(size, len(content))} bytes, expected at most {max_bytes}.")
     return content
+
+
+def hash_of_file(path: Path, max_bytes: int | None = None) -> str:
+    """Return the SHA-256 of an ordinary file, or of a link to one, without having it in memory.
+
+    max_bytes: the largest size of a file that is read; None: any.
+    Raises: as `read_file_bytes`.
+    """
+    with open_ordinary(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if max_bytes is not None and size > max_bytes:
+            raise ValueError(f"{path}: {size} bytes, expected at most {max_bytes}.")
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_file_text(

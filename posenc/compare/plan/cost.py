@@ -52,9 +52,6 @@ on Linux, as the two numbers below."""
 ALLOCATED_WHERE_FREED, ALLOCATED_WHERE_KEPT = 1.1, 1.25
 """Memory that the allocator holds for activations, in multiples of what they take: where it gives
 freed memory back to the system, and where it keeps it, see `process.trial_environment`."""
-WEIGHTS_IN_CHECKPOINT = 13
-"""Memory of saving a checkpoint, in multiples of the weights: these, gradients, AdamW's two
-averages, and three copies of all but the gradients, as safetensors makes them."""
 LOGITS_OF_STEP, LOGITS_OF_TUNING, CHANNELS_OF_TUNING = 3.0, 7.5, 1.7
 """Floats that a step of a training and of a tuning keep of each symbol of the vocabulary, for each
 token; and what a step of a tuning keeps of layers, in multiples of one of the training."""
@@ -131,11 +128,11 @@ def expected_memory(trials: Sequence[TrialConfig]) -> int | None:
 
         training    4 w (weights, gradients, AdamW's two averages) + activations
         validation  4 w + activations
-        checkpoint  13 w: the same, and three copies of all but gradients, as safetensors makes them
         test        2 w + activations
         tuning      7 w + activations of its windows
 
-    Activations are counted on the meta device, by the code that will run.
+    A checkpoint takes nothing more than the training: it is written tensor by tensor. Activations
+    are counted on the meta device, by the code that will run.
     """
     sizes = [_expected_bytes(trial) for trial in dict.fromkeys(map(_as_in_memory, trials))]
     return None if None in sizes else max((size for size in sizes if size), default=None)
@@ -169,7 +166,7 @@ def _most_bytes_of_phases(trial: TrialConfig, model: nn.Module) -> int:
     rows_of_step = trial.micro_batch or trial.batch
     step = _activations_of_step(trial, model, rows_of_step)
     validation = _activations_of_reading(trial, model, validation_rows(trial), trial.train_length)
-    phases = [4 * weights + step, 4 * weights + validation, WEIGHTS_IN_CHECKPOINT * weights]
+    phases = [4 * weights + step, 4 * weights + validation]
     longest_length = max(trial.test_lengths)
     for length in {trial.train_length, longest_length}:
         rows = max(1, TOKENS_AT_ONCE // length)

@@ -1,7 +1,6 @@
 """Checkpoints of unfinished trials: tensors in safetensors, everything else in JSON."""
 
 import base64
-import hashlib
 from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +8,12 @@ from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from posenc.compare.trial.result_files import CHECKPOINT_FILE, Cursor
 from posenc.files.atomic import write_atomically
-from posenc.files.opening import path_in_folder, read_file_bytes
+from posenc.files.opening import hash_of_file, path_in_folder
+from posenc.files.tensor_files import map_tensors, write_tensors
 
 EXTRA_BYTES = 1 << 24
 """Bytes that a checkpoint may have besides the tensors: its header, names and small numbers.
@@ -30,14 +29,13 @@ def write_checkpoint(
 ) -> None:
     """Save model, optimizer and cursor into the trial's folder. The JSON names the file of the
     tensors and is replaced last, so that the two always match."""
-    content = save(_tensors_by_name(model, optimizer))
     tensor_file = f"checkpoint-{cursor.step}.safetensors"
-    write_atomically(folder / tensor_file, content)
+    tensors_sha256 = write_tensors(folder / tensor_file, _tensors_by_name(model, optimizer))
     saved_cursor = replace(
         cursor,
         rng=_generator_state(),
         tensors=tensor_file,
-        tensors_sha256=hashlib.sha256(content).hexdigest(),
+        tensors_sha256=tensors_sha256,
     )
     write_atomically(folder / CHECKPOINT_FILE, saved_cursor.to_json())
     delete_checkpoint(folder, keep=tensor_file)
@@ -86,10 +84,11 @@ def _read_checkpoint(folder: Path, trial_hash: str, model: nn.Module) -> _Stored
         raise ValueError("it belongs to another trial")
     model_bytes = sum(value.nbytes for value in model.state_dict().values())
     # AdamW's two averages take twice the model's size; the fourth is spare.
-    content = read_file_bytes(path_in_folder(folder, cursor.tensors), 4 * model_bytes + EXTRA_BYTES)
-    if hashlib.sha256(content).hexdigest() != cursor.tensors_sha256:
+    max_bytes = 4 * model_bytes + EXTRA_BYTES
+    tensor_file = path_in_folder(folder, cursor.tensors)
+    if hash_of_file(tensor_file, max_bytes) != cursor.tensors_sha256:
         raise ValueError(f"{cursor.tensors} was changed after it was written")
-    tensors = load(content)
+    tensors = map_tensors(tensor_file)
     if cursor.reused_from:  # a finished trial's weights alone
         tensors = {f"{_MODEL_PREFIX}{name}": value for name, value in tensors.items()}
         cursor = replace(cursor, rng=_generator_state())
@@ -114,7 +113,8 @@ def _load_optimizer_state(
             for key in _OPTIMIZER_STATE_KEYS:
                 value = tensors.get(f"{key}/{name_by_id[id(p)]}")
                 if value is not None:
-                    state[key] = value.to("cpu" if key == "step" else p.device)
+                    device = "cpu" if key == "step" else p.device
+                    state[key] = value.to(device, copy=True)  # or the file would stay mapped
             optimizer.state[p] = state
 
 
@@ -134,13 +134,13 @@ def delete_checkpoint(folder: Path, keep: str | None = None) -> None:
 
 
 def _tensors_by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the model's tensors and AdamW's state by name, such as `model/head.weight` and
-    `exp_avg/head.weight`, as copies on the CPU: safetensors refuses shared memory."""
+    """Return the model's tensors and AdamW's state themselves, no copies, by name, such as
+    `model/head.weight` and `exp_avg/head.weight`."""
     tensors = {f"{_MODEL_PREFIX}{name}": value for name, value in model.state_dict().items()}
     for name, p in model.named_parameters():
         for key, value in optimizer.state[p].items():
             tensors[f"{key}/{name}"] = value
-    return {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    return tensors
 
 
 _MODEL_PREFIX = "model/"

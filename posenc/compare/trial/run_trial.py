@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from posenc.command_line.errors import RunFailed, disk_is_full
@@ -41,6 +40,7 @@ from posenc.compare.trial.windows import read_split, read_token_bytes
 from posenc.encodings import ModelShape, PositionEncoding, Within, create, entry, parse
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import read_file_bytes, remove_folder
+from posenc.files.tensor_files import write_tensors
 from posenc.hf.checkpoint.decoder_as_llama import can_export_llama, export_llama
 from posenc.machine import hardware
 from posenc.models import Decoder
@@ -95,9 +95,7 @@ def run_trial(
             tuning_seconds,
         ),
     )
-    # Copies, because layers may share a parameter, and safetensors refuses shared memory.
-    weights = {name: value.cpu().clone() for name, value in model.state_dict().items()}
-    write_atomically(folder / WEIGHTS_FILE, save(weights))
+    write_tensors(folder / WEIGHTS_FILE, model.state_dict())
     if task is None and type(model) is Decoder and can_export_llama(model):
         export_llama(model, folder / "huggingface", max_positions=config.train_length)
         _export_tokenizer(folder_of_text(study_folder, config.corpus), folder / "huggingface")

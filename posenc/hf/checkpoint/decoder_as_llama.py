@@ -5,11 +5,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from safetensors.torch import save
-
 from posenc.encodings import RoPE
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import make_folder
+from posenc.files.tensor_files import write_tensors
 from posenc.models.decoder import Decoder
 
 _LAYER_MODULES = {
@@ -66,10 +65,10 @@ def export_llama(
         **{theirs: getattr(model.config, ours) for ours, theirs in _CONFIG_KEYS.items()},
     }
     state = model.state_dict()
-    weights = {theirs: state[ours].contiguous() for ours, theirs in _weight_names(model)}
+    weights = {theirs: state[ours] for ours, theirs in _weight_names(model)}
     folder = Path(folder)
     make_folder(folder)
-    write_atomically(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
+    write_tensors(folder / "model.safetensors", weights, {"format": "pt"})
     write_atomically(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 

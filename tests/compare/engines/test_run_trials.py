@@ -288,7 +288,9 @@ def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch, fresh_p
     )
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     monkeypatch.setattr(
-        process, "trial_environment", lambda device: real(device) | {"PYTHONPATH": paths}
+        process,
+        "trial_environment",
+        lambda device, **options: real(device, **options) | {"PYTHONPATH": paths},
     )
     log = Log()
     run_here_in(folder, [config], 1, log)
