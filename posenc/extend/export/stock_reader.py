@@ -89,6 +89,7 @@ def logits_in_steps(
 def forget_moved_positions(model: torch.nn.Module) -> None:
     """Take back by how much images have moved the positions of each row that was generated last.
     Models such as Qwen2.5-VL keep it, and would use it for the rows of the next call."""
+    part: Any
     for part in model.modules():
         if getattr(part, "rope_deltas", None) is not None:
             part.rope_deltas = None

@@ -93,16 +93,17 @@ def find_server(address: str, folder: Path) -> CompletionsServer:
 def _parse_address(address: str) -> SplitResult:
     """Return the address of the endpoints, ending in /v1. Raises: ValueError for anything but
     http://HOST:PORT or https://HOST:PORT, perhaps with a path."""
+    refusal = ValueError(
+        f"--server must be the address of a server, as http://localhost:8000, got {address!r}."
+    )
     try:
         url = urlsplit(address)
-        is_address = url.scheme in ("http", "https") and bool(url.hostname)
         port_is_right = url.port is None or url.port > 0  # .port raises for other numbers
     except ValueError:
-        is_address = port_is_right = False
+        raise refusal from None
+    is_address = url.scheme in ("http", "https") and bool(url.hostname)
     if not is_address or not port_is_right or url.query or url.fragment or "@" in url.netloc:
-        raise ValueError(
-            f"--server must be the address of a server, as http://localhost:8000, got {address!r}."
-        )
+        raise refusal
     path = url.path.rstrip("/").removesuffix("/completions")
     return url._replace(path=path if path.endswith("/v1") else f"{path}/v1")
 

@@ -107,7 +107,7 @@ def groups_for_optimizer(weights: Iterable[nn.Parameter]) -> list[dict[str, list
 def clip_gradients(weights: Iterable[nn.Parameter], max_norm: float) -> float:
     """Scale the gradients of weights down to a norm of at most `max_norm` over all of them and over
     all processes, and return their norm before."""
-    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    gradients: list[Any] = [weight.grad for weight in weights if weight.grad is not None]
     squares_of_whole = torch.zeros(())
     squares_of_parts = torch.zeros(())
     for gradient in gradients:
@@ -132,7 +132,8 @@ def like(whole: Tensor, weight: Tensor) -> Tensor:
         return whole
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(whole, weight.device_mesh, weight.placements)
+    divided: Any = weight  # a DTensor
+    return distribute_tensor(whole, divided.device_mesh, divided.placements)
 
 
 def gather_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
