@@ -363,8 +363,8 @@ class Options:
         str | None,
         option(
             "What sbatch is told beside the partition: account, qos, mem, time and signal, as in "
-            "account=ml,qos=long,mem=8G,time=12:00:00,signal=120. signal: seconds before the "
-            "end of the time at which a job is told to stop.",
+            "mem=8G,time=12:00:00,signal=120. signal: seconds before the end of the time at "
+            "which a job is told to stop.",
             shown="time=24:00:00",
             panel="Where",
         ),

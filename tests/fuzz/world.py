@@ -6,6 +6,9 @@ import os
 import stat
 from pathlib import Path
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from tests.texts import prose
 
 NAMES = ("rope", "alibi", "t5", "nope", "learned", "ropee", "ROPE")
@@ -169,6 +172,7 @@ def build(root: Path) -> None:
     for name, content in models.items():
         (root / name).mkdir()
         (root / name / "config.json").write_bytes(content)
+    save_file({"model.norm.weight": np.ones(8)}, root / "model" / "model.safetensors")
     (root / "model-nan" / "model.safetensors").write_bytes(b"\xff" * 64)
     index = {"weight_map": {"model.norm.weight": "../outside.safetensors"}}
     (root / "model-index" / "model.safetensors.index.json").write_text(
