@@ -64,7 +64,7 @@ def test_a_model_without_rotation_is_said_to_have_none(file):
             meaning_of({**SIMPLE, "model_type": name})
     jina = {**SIMPLE, "model_type": "xlm-roberta", "position_embedding_type": "rotary"}
     said, code = run(Options((file(jina),)))
-    assert code == 3 and "does not know the family 'xlm-roberta' and judges" in said
+    assert code == 3 and "does not know the family 'xlm-roberta' and cannot judge" in said
 
 
 def test_a_family_of_several_parts_is_not_asked_about_as_itself(file):
