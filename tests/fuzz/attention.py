@@ -267,7 +267,8 @@ def positions_of(case: Case, claims: posenc.Claims) -> tuple[Any, Any]:
         return tuple(steps[..., end] for end in ends)
     components = torch.stack([steps // (axis + 1) for axis in range(axes)], -1)
     if claims.max_positions is not None:
-        components = components % claims.max_positions
+        # Half of the grid: what is called elsewhere is moved by 2.
+        components = components % (claims.max_positions // 2)
     return tuple(components[..., end, :] for end in ends)
 
 
