@@ -65,13 +65,18 @@ def test_two_processes_write_what_one_writes(kind, tmp_path):
     ],
 )
 def test_what_processes_cannot_share_is_refused(method, options, words, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    as_torchrun = {"TORCHELASTIC_RUN_ID": "here", "WORLD_SIZE": "2", "RANK": "0"}
+    for name, value in as_torchrun.items():
+        monkeypatch.setenv(name, value)
     folder = save("llama", tmp_path / "llama")
     with pytest.raises(ValueError, match=words):
         check_before_loading(folder, tmp_path / "out", method, options)
 
 
-def test_without_torchrun_there_is_one_process():
+def test_without_torchrun_there_is_one_process(monkeypatch):
+    """Though a cluster numbers its programs."""
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("RANK", "3")
     assert (sharding.count(), sharding.rank(), sharding.is_first()) == (1, 0, True)
     rows = torch.arange(6)[:, None]
     assert torch.equal(sharding.rows_of_this_process(rows), rows)

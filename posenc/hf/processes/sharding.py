@@ -21,13 +21,14 @@ LONGEST_WAIT = timedelta(days=1)
 
 
 def count() -> int:
-    """Return the number of processes that torchrun started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """Return the number of processes that torchrun started; 1 without it. Clusters set WORLD_SIZE
+    for programs that torchrun did not start, too."""
+    return int(os.environ["WORLD_SIZE"]) if distributed.is_torchelastic_launched() else 1
 
 
 def rank() -> int:
     """Return the number of this process, from 0; 0 without torchrun."""
-    return int(os.environ.get("RANK", "0"))
+    return int(os.environ["RANK"]) if distributed.is_torchelastic_launched() else 0
 
 
 def is_first() -> bool:
