@@ -76,7 +76,7 @@ def test_a_mistake_is_found_by_its_check(module_class):
         (mistakes.InPlace, "writes into q"),
         (mistakes.PositionsInPlace, "writes into positions"),
         (mistakes.AlibiOfBothSides, "states attention to both sides, and rewards keys ahead"),
-        (mistakes.T5Coarse, "of the 64 nearest keys the bias of another distance"),
+        (mistakes.T5Coarse, "gives 27 of the 64 nearest keys the bias of another distance"),
         (mistakes.T5OneTooFar, "distances are one too large"),
         (mistakes.T5SidesExchanged, "earlier keys take the rows of later ones"),
         (mistakes.T5OneHalf, "both sides take the first half of the rows"),
