@@ -69,6 +69,9 @@ _DEFAULT_ACTIVATIONS = {"gpt2": "gelu_new", "gemma": "gelu_pytorch_tanh"}
 _DEFAULT_ACTIVATIONS["gemma3_text"] = _DEFAULT_ACTIVATIONS["gemma"]
 _DEFAULT_EPS = {"gpt2": 1e-5, "phi3": 1e-5}
 """What a class fills in where its config has no such key; others have silu and 1e-6."""
+_DEFAULT_WINDOWS = {"mistral": 4096, "gemma3_text": 4096}
+"""The window in tokens that a class fills in where its config has no sliding_window, not even a
+null; others have none."""
 SIZE_KEYS = frozenset(
     "hidden_size n_embd d_model num_hidden_layers n_layer n_layers num_layers num_attention_heads "
     "n_head n_heads num_heads num_key_value_heads num_kv_heads head_dim".split()
@@ -163,7 +166,7 @@ def _windows(
 ) -> tuple[int | None, ...] | None:
     """Return the window of each layer in tokens, the query's own included, and None for a layer
     without one; None for a model without windows."""
-    window = raw.get("sliding_window")
+    window = raw.get("sliding_window", _DEFAULT_WINDOWS.get(model.model_type))
     if window is None or raw.get("use_sliding_window") is False or family.windows == "none":
         return None
     if family.windows == "every layer":

@@ -8,7 +8,7 @@ import torch
 
 import posenc
 from posenc.hf.checkpoint.check_config import read_text_config
-from posenc.hf.checkpoint.decoder_of_config import decoder_of_config
+from posenc.hf.checkpoint.decoder_of_config import _FAMILIES, decoder_of_config
 from tests.models.test_stock_decoders import our_name
 
 transformers = pytest.importorskip("transformers")
@@ -156,3 +156,16 @@ def test_a_config_without_layer_types_has_the_same_windows(name, tmp_path):
     listed = decoder_of_config(raw, tmp_path).choices["layer_windows"]
     del raw["layer_types"]
     assert decoder_of_config(raw, tmp_path).choices["layer_windows"] == listed == (None, 6, 6)
+
+
+@pytest.mark.parametrize("family", sorted(_FAMILIES))
+def test_what_a_config_leaves_out_is_what_its_class_fills_in(family, tmp_path):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = transformers.AutoConfig.for_model(family, **sizes)
+    found = decoder_of_config({"model_type": family, **sizes}, tmp_path).choices
+    eps = getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon
+    assert found["norm_eps"] == eps
+    assert found["head_dim"] == (getattr(config, "head_dim", None) or 16)
+    assert found["tie_embeddings"] is config.tie_word_embeddings
+    windows = set(found["layer_windows"] or ()) - {None}
+    assert windows == {getattr(config, "sliding_window", None)} - {None}
