@@ -213,17 +213,18 @@ def paper_links(study: Study) -> Links:
 
 def bibliography(study: Study) -> str:
     """Return entries of BibTeX for the papers that describe the encodings of a study, each once. A
-    source that is no paper of arXiv becomes a note."""
+    source that is no paper of arXiv, or one that papers.bib lacks, becomes a note."""
     text = resources.files("posenc.compare.page").joinpath("papers.bib").read_text(encoding="utf-8")
     entry_of_paper = {_EPRINT_PATTERN.findall(entry)[0]: entry for entry in text.split("\n\n")}
     entries = {}
     for result in study.finished:
         source = result.spec.get("source", "")
         papers = _PAPER_PATTERN.findall(source)
-        for paper in papers:
-            if paper in entry_of_paper:
-                entries[paper] = entry_of_paper[paper].strip()
-        if source and not papers:
+        known_papers = [paper for paper in papers if paper in entry_of_paper]
+        for paper in known_papers:
+            entries[paper] = entry_of_paper[paper].strip()
+        is_complete = bool(papers) and known_papers == papers
+        if source and not is_complete:
             key = re.sub(r"\W+", "-", plain_name(result.config.encoding)).strip("-")
             note = "".join(f"\\{c}" if c in "&%$#_" else c for c in source if c not in "{}\\")
             entries[source] = f"@misc{{{key},\n  note = {{{note}}},\n}}"
