@@ -150,6 +150,8 @@ class TrialResult(Record):
         check_rising("lengths of contexts", [s.length for s in self.by_context], MAX_ENTRIES)
         check_rising("lengths of far targets", [s.length for s in self.far], MAX_ENTRIES)
         _check_unique("reading", [reading.name for reading in self.readings])
+        for reading in self.readings:
+            reading.check_begins_at(self.config.test_lengths[0])
         check_rising("positions", [p.start for p in self.by_position], MAX_ENTRIES)
         for before, after in itertools.pairwise(self.by_position):
             check_rising("positions", [before.stop - 1, after.start], MAX_ENTRIES)

@@ -115,6 +115,14 @@ class Reading(Record):
         check_rising("lengths", [score.length for score in self.by_length], MAX_ENTRIES)
         check_rising("lengths of far targets", [score.length for score in self.far], MAX_ENTRIES)
 
+    def check_begins_at(self, train_length: int) -> None:
+        """Raise ValueError unless the first score is that at the training length."""
+        if self.by_length and self.by_length[0].length != train_length:
+            raise ValueError(
+                f"expected a score of the reading {self.name} at the training length "
+                f"{train_length} first, got one at {self.by_length[0].length}"
+            )
+
 
 @dataclass(frozen=True)
 class CaseScore(Record):

@@ -177,3 +177,11 @@ def test_steps_in_turns_of_a_damaged_study_are_refused(turns, message):
     given = replace(study_with(timed("a", 0, 1.0), timed("b", 0, 1.0)), step_seconds=turns)
     with pytest.raises(ValueError, match=message):
         given.check()
+
+
+def test_a_reading_without_a_score_at_the_training_length_is_refused():
+    """A study of somebody else may lack it; its tables would have nothing to show there."""
+    window = Reading("window", (LengthScore(512, 2.0),))
+    window.check_begins_at(512)
+    with pytest.raises(ValueError, match="window at the training length 128 first, got one at 512"):
+        window.check_begins_at(128)
