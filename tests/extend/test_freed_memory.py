@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from posenc.extend import api
 from posenc.extend.plan import freed_memory
 
 MIB = 1 << 20
@@ -46,3 +47,12 @@ def test_freed_blocks_are_given_back():
 def test_a_c_library_without_the_setting_is_left_alone(monkeypatch):
     monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: object())
     freed_memory.return_freed_memory()
+
+
+def test_the_command_asks_for_it_first(monkeypatch, tmp_path):
+    def asked():
+        raise InterruptedError
+
+    monkeypatch.setattr(api, "return_freed_memory", asked)
+    with pytest.raises(InterruptedError):
+        api.extend_and_show(tmp_path, 8, [], "posenc extend", None, out=None, method=None)
