@@ -1,5 +1,6 @@
 """Models of text and images are measured through their text, and the whole folder serves."""
 
+import copy
 import json
 import re
 
@@ -14,6 +15,20 @@ TARGET = 3 * LENGTH
 QUICK = Options(windows=1, search_evaluations=0, task=["none"])
 
 
+def keeps_its_pairs_under_linear(model):
+    """False in releases whose Qwen 3.5 takes its share of each head twice under a scaling, such as
+    5.12.1: there extend says that the method cannot be measured."""
+    rotations = [m for m in model.modules() if type(m).__name__.endswith("TextRotaryEmbedding")]
+    rotary = rotations[0] if rotations else None
+    if rotary is None or not isinstance(rotary.config.rope_parameters, dict):
+        return True
+    scaled = copy.deepcopy(rotary.config)
+    if "rope_type" not in scaled.rope_parameters:
+        return True
+    scaled.rope_parameters |= {"rope_type": "linear", "factor": 2.0}
+    return len(type(rotary)(scaled).inv_freq) == len(rotary.inv_freq)
+
+
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("family", WITH_IMAGES)
 def test_the_text_is_extended_and_the_rest_stays(family, tmp_path):
@@ -21,6 +36,8 @@ def test_the_text_is_extended_and_the_rest_stays(family, tmp_path):
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(family, **WITH_IMAGES[family])
     before = transformers.AutoModelForImageTextToText.from_config(config).eval()
+    if not keeps_its_pairs_under_linear(before):
+        pytest.skip(f"{family} of this release rotates fewer channels when it is scaled")
     before.save_pretrained(tmp_path / "before")
     outcome = hf.extend(
         tmp_path / "before",
