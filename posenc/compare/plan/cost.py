@@ -1,5 +1,6 @@
 """Refuse a comparison that the machine cannot run, and say what one will do."""
 
+import importlib.util
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -46,12 +47,15 @@ STEPS_PER_SECOND = 1000
 """No model takes more steps in a second, on any device: chosen, not measured."""
 BYTES_PER_PARAMETER = 16
 """Weights, gradients and AdamW's two averages in float32."""
-PROCESS_BYTES = 340 << 20
-"""Memory of a trial's process beside its model: Python, torch and posenc. Measured with torch 2.13
-on Linux, as the two numbers below."""
-ALLOCATED_WHERE_FREED, ALLOCATED_WHERE_KEPT = 1.1, 1.25
+PROCESS_BYTES, TRITON_BYTES, CUDA_BUILD_BYTES = 340 << 20, 80 << 20, 200 << 20
+"""Memory of a trial's process beside its model: Python, torch and posenc; what an installed Triton
+adds, which torch imports; and what a torch adds that is built for CUDA, also without a GPU.
+Measured on Linux with torch 2.13 (CPU), 2.11 and 2.6 (CUDA)."""
+ALLOCATED_WHERE_FREED, ALLOCATED_WHERE_KEPT = 1.1, 1.5
 """Memory that the allocator holds for activations, in multiples of what they take: where it gives
-freed memory back to the system, and where it keeps it, see `process.trial_environment`."""
+freed memory back to the system, and where it keeps it, see `process.trial_environment`. Measured
+with torch 2.13 on Linux. The second differs from process to process, between 1.3 and 1.9: freed
+blocks lie elsewhere each time."""
 LOGITS_OF_STEP, LOGITS_OF_TUNING, CHANNELS_OF_TUNING = 3.0, 7.5, 1.7
 """Floats that a step of a training and of a tuning keep of each symbol of the vocabulary, for each
 token; and what a step of a tuning keeps of layers, in multiples of one of the training."""
@@ -119,7 +123,7 @@ def _check_week(trials: Sequence[TrialConfig], count: int, seconds: int, yes: bo
 
 
 def expected_memory(trials: Sequence[TrialConfig]) -> int | None:
-    """Return the bytes of memory that the largest of these trials takes at most, in its own
+    """Return about how many bytes of memory the largest of these trials takes in its own
     process; None if one is not a decoder on text on the CPU, as others were not measured, or has an
     encoding that needs values. Autocast takes about as much: weights stay in float32, and are cast
     for each step.
@@ -155,9 +159,19 @@ def _expected_bytes(trial: TrialConfig) -> int | None:
             encoding = create(trial.encoding, encoding_shape(trial))
             model = objective_of(trial).model_class(decoder_config(trial), encoding)
         with meta_device_like_others():
-            return PROCESS_BYTES + _most_bytes_of_phases(trial, model)
+            return _bytes_of_process() + _most_bytes_of_phases(trial, model)
     except Exception:  # an encoding that reads its own values may raise anything
         return None
+
+
+def _bytes_of_process() -> int:
+    """Return the memory of a process that has imported what a trial needs, and has no model."""
+    num_bytes = PROCESS_BYTES
+    if importlib.util.find_spec("triton") is not None:
+        num_bytes += TRITON_BYTES
+    if torch.version.cuda is not None:
+        num_bytes += CUDA_BUILD_BYTES
+    return num_bytes
 
 
 def _most_bytes_of_phases(trial: TrialConfig, model: nn.Module) -> int:

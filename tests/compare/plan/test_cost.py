@@ -1,6 +1,7 @@
 """What a comparison cannot have is refused before anything is read or allocated."""
 
 import dataclasses
+import statistics
 import subprocess
 import sys
 
@@ -174,6 +175,14 @@ def test_memory_is_what_a_process_takes_within_a_fifth(tmp_path, changes):
     folder = tmp_path / config.folder
     folder.mkdir()
     write_trial(folder, config)
+    # Where freed blocks are kept, one process in eight takes a quarter more than the others.
+    num_processes = 1 if config.saves_memory else 3
+    taken = statistics.median(_memory_of_trial(folder, config) for _ in range(num_processes))
+    assert expected_memory([config]) == pytest.approx(taken, rel=0.2)
+
+
+def _memory_of_trial(folder, config):
+    """The bytes that a process has taken at most when it has run the trial of a folder."""
     done = subprocess.run(
         [sys.executable, "-c", _TRIAL_IN_A_PROCESS, str(folder)],
         capture_output=True,
@@ -181,8 +190,7 @@ def test_memory_is_what_a_process_takes_within_a_fifth(tmp_path, changes):
         check=True,
         env=trial_environment("cpu", saves_memory=config.saves_memory),
     )
-    announced = expected_memory([config])
-    assert announced == pytest.approx(int(done.stdout) * 1024, rel=0.2)
+    return int(done.stdout) * 1024
 
 
 def test_computing_layers_again_is_announced_with_less_memory():
