@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from posenc import Claims, PositionEncoding, Tokens
 from posenc.encodings.base.position_encoding import QueriesKeys, check_head_dim
-from posenc.encodings.numerics.precision import at_least_float32
+from posenc.encodings.numerics.precision import at_least_float32, read_linear
 from posenc.encodings.numerics.tensor_views import repeat_kv_heads
 from posenc.encodings.queries_keys.rotate import rotate
 from posenc.frequencies.series import inverse_frequencies
@@ -87,8 +87,10 @@ class SelectiveRoPE(PositionEncoding):
     ) -> Float[Tensor, "batch heads seq_len width"]:
         parts = x.double().unflatten(-1, (self.num_kv_heads, -1))
         unit = parts * (parts.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
-        low = F.linear(unit.flatten(-2), self.down.weight.double())
-        step = F.linear(low, self.up.weight.double()).unflatten(-1, (self.num_kv_heads, -1))
+        down = read_linear(self.down, torch.float64)
+        up = read_linear(self.up, torch.float64)
+        low = F.linear(unit.flatten(-2), down.weight)
+        step = F.linear(low, up.weight).unflatten(-1, (self.num_kv_heads, -1))
         step = step.transpose(1, 2)  # (batch, heads, len, pairs)
         batch, heads, length, pairs = step.shape
         where = positions.double().expand(batch, length)[:, None, :, None].expand(-1, heads, -1, -1)

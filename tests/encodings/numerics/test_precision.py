@@ -38,8 +38,7 @@ def linears(name: str) -> list[str]:
     return [where for where, module in encoding.named_modules() if type(module) is nn.Linear]
 
 
-NAMES = ("fox", "dape", "fire", "transformer_xl", "deberta", "inkling", "repo", "swin_v2")
-CASES = [(name, where) for name in NAMES for where in linears(name)]
+CASES = [(name, where) for name in lookup.names() for where in linears(name)]
 X = torch.randn(2, LENGTH, 32, generator=torch.Generator().manual_seed(1))
 
 
@@ -50,8 +49,9 @@ def attended(layer: posenc.Attention) -> torch.Tensor:
     return layer(X, positions=range(LENGTH), mask=posenc.masks.causal)
 
 
-def test_every_encoding_with_linear_layers_is_tried():
-    assert {name for name in lookup.names() if linears(name)} == set(NAMES)
+def test_encodings_with_linear_layers_are_tried():
+    names = {"fox", "dape", "fire", "transformer_xl", "deberta", "inkling", "repo", "swin_v2"}
+    assert {name for name, _ in CASES} >= names
 
 
 @pytest.mark.parametrize(("name", "where"), CASES)
