@@ -14,7 +14,8 @@ from posenc.attend.cache import KVCache, check_cache
 from posenc.attend.choose import choose, reasons_against_others
 from posenc.attend.problem import Cost, Problem
 from posenc.attend.problem_builder import build_problems
-from posenc.attend.ways import flash, flex, reference
+from posenc.attend.sinks import merge_passes_and_sinks
+from posenc.attend.ways import flex, reference
 from posenc.encodings import ScoreMod
 from posenc.encodings.base.check_inputs import prepared_or_encoding, transposed_if_bthd
 from posenc.encodings.base.position_encoding import PositionEncoding
@@ -150,7 +151,7 @@ def attention(
         if len(results) == 1 and sinks is None:
             out, lse = results[0]
         else:
-            out, lse = _merge_passes(results, sinks)
+            out, lse = merge_passes_and_sinks(results, sinks)
         # Outputs are encoded at the true positions, also where a position map (Self-Extend) gave
         # the pass others. Without a map these are the same.
         queries = problems[0].queries.unmapped()
@@ -208,7 +209,7 @@ def attention_weights(
         prepared_problem = problem.with_prepared_term(q_len)
         weights_and_lses.append(reference.weights_and_lse(prepared_problem, 0, q_len, visible))
     # Weights are joined as outputs are: each row of a pass counts by its log-sum-exp.
-    weights, _ = _merge_passes(weights_and_lses, sinks)
+    weights, _ = merge_passes_and_sinks(weights_and_lses, sinks)
     return weights
 
 
@@ -347,7 +348,7 @@ def _extra_bytes(
             if transformed.shape != argument.shape:  # widening needs temporary memory, too
                 num_bytes += transformed.nbytes
     if len(problems) > 1:
-        # The output of each pass, and as much again while `_merge_passes` joins them.
+        # The output of each pass, and as much again while `merge_passes_and_sinks` joins them.
         num_bytes += 2 * len(problems) * problems[0].q.nbytes
     return num_bytes
 
@@ -392,20 +393,3 @@ def _result_without_pairs(problem: Problem) -> tuple[Tensor, Tensor | None]:
         return out, None
     lse = q.new_full(q.shape[:3], -torch.inf, dtype=at_least_float32(q.dtype))
     return out, (lse + zero).to(lse.dtype)
-
-
-def _merge_passes(
-    results: list[tuple[Tensor, Any]], sinks: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Join the results of passes, which attend to disjoint sets of keys.
-
-    results: of each pass the output (batch, num_heads, q_len, v_dim), or the weights (batch,
-        num_heads, q_len, kv_len), and the log-sum-exp (batch, num_heads, q_len).
-    sinks: (num_heads,) or None; each is one more key of its head, with this score and a value of 0.
-    """
-    if sinks is not None:
-        out, lse = results[0]
-        sink_out = out.new_zeros(())  # the value 0 of a sink, or its column, which is left out
-        sink_lse = sinks[:, None].to(lse.dtype).expand_as(lse)
-        results = [*results, (sink_out, sink_lse)]
-    return flash.join_attention(results)

@@ -18,6 +18,7 @@ from torch import Tensor
 from posenc.arguments import check_flag, check_probability
 from posenc.attend.cache import KVCache
 from posenc.attend.problem import Problem
+from posenc.attend.sinks import check_sinks
 from posenc.encodings import Term, Tokens
 from posenc.encodings.base import check_inputs
 from posenc.encodings.base.check_inputs import validated_positions
@@ -163,7 +164,7 @@ def _checked_call(
     encoding = check_inputs.require_attention_encoding(_CALLER, encoding)
     check_inputs.check_vectors(_CALLER, q=q, k=k, v=v)
     check_inputs.check_sizes(q, k, v)
-    check_inputs.check_sinks(sinks, q)
+    check_sinks(sinks, q)
     check_inputs.check_scale(_CALLER, scale)
     if scale is not None:
         encoding = encoding.with_scale(float(scale))

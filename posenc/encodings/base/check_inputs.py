@@ -200,20 +200,6 @@ def transposed_if_bthd(caller: str, layout: str, *tensors: Any) -> tuple[Any, ..
     return tuple(t.transpose(1, 2) if isinstance(t, Tensor) and t.ndim == 4 else t for t in tensors)
 
 
-def check_sinks(sinks: Any, q: Tensor) -> None:
-    """Raise TypeError or ValueError unless sinks are None or one real number for each head of q."""
-    if sinks is None:
-        return
-    if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
-        got = sinks.dtype if isinstance(sinks, Tensor) else type(sinks).__name__
-        raise TypeError(f"attention: sinks must be a floating tensor (num_heads,), got {got}.")
-    if tuple(sinks.shape) != (q.shape[1],) or sinks.device != q.device:
-        raise ValueError(
-            f"attention: sinks must be one logit for each of {q.shape[1]} query heads on "
-            f"{q.device}, got shape {tuple(sinks.shape)} on {sinks.device}."
-        )
-
-
 def check_scale(caller: str, scale: Any) -> None:
     """Raise TypeError or ValueError unless `scale` is None or a finite number above 0."""
     if scale is None:
