@@ -1,10 +1,9 @@
 """The two places that an answer judges: near bytes and far bytes, each as a Standing of rows."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from statistics import fmean, stdev
+from dataclasses import dataclass, field
+from statistics import fmean
 
 from posenc.compare.judging.standing import (
     FAR_PRIOR,
@@ -16,23 +15,14 @@ from posenc.compare.judging.standing import (
     order_by_standings,
     standing_of_task,
     standing_of_tasks,
+    with_own_spread_of_first,
 )
 from posenc.compare.results import Study, TrialResult, kept_by_study
 from posenc.compare.rows import Row, row_name, rows_of
 from posenc.compare.scores import READINGS, mean_loss_at_positions
 from posenc.compare.trial.config import CAUSAL, TrialConfig
-from posenc.statistics.seed_intervals import (
-    PairwiseComparison,
-    RelativeSpread,
-    half_width_by_spreads,
-)
+from posenc.statistics.seed_intervals import PairwiseComparison
 from posenc.tasks.registry import TEXT
-
-STEADY_LEVEL = 0.036
-"""Significance level at which the first of a place must lead by its own seeds alone; chosen by
-simulated studies (experiments/judged.py)."""
-NUM_NEAREST_RIVALS = 3
-"""Number of rivals, the nearest ones, with which the seeds of the first are compared."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +88,7 @@ def near_and_far(study: Study) -> Places:
     }
     near = _standing(near_losses, _near_place_in_words(text_study), rows, is_far=False)
     far = _standing(judged_far_losses, far_place_in_words(text_study), rows, is_far=True)
-    near, far = _with_own_spread_of_first(near, far, near_row_of)
+    near, far = with_own_spread_of_first(near, far, near_row_of)
     why_no_far = "" if far else _why_no_far(text_study, rows)
     return Places(
         near, far, encoding_of, near_row_of, unjudged_far_loss, failure_counts, why_no_far
@@ -118,7 +108,7 @@ def places_of(near: NumbersBySeed, far: NumbersBySeed, margin: float = MARGIN) -
         pairs = PairwiseComparison(losses, "text", prior=prior)
         standings.append(Standing("", pairs, margin=margin) if losses else None)
     own_name_of = {name: name for name in (*near, *far)}
-    near_standing, far_standing = _with_own_spread_of_first(standings[0], standings[1], own_name_of)
+    near_standing, far_standing = with_own_spread_of_first(standings[0], standings[1], own_name_of)
     return Places(near_standing, far_standing, own_name_of, own_name_of)
 
 
@@ -253,68 +243,6 @@ def _standing(
         window_losses.setdefault(row.name, []).append(score.windows if score else ())
     pairs = PairwiseComparison(losses, "text", prior=FAR_PRIOR if is_far else NEAR_PRIOR)
     return Standing(where, pairs, window_losses=mean_loss_by_window(window_losses), margin=MARGIN)
-
-
-def _with_own_spread_of_first(
-    near: Standing | None, far: Standing | None, near_row_of: Mapping[str, str]
-) -> tuple[Standing | None, Standing | None]:
-    """Return both standings with `half_by_own_seeds` set: half of an interval of the lead of the
-    first row, from its own seeds alone.
-
-    An interval pooled over all encodings is too narrow for one whose seeds vary much more than
-    those of the others, and with few seeds such a one is first by luck. Its spread is taken over
-    both places, each in units of what is expected there, so that seeds that are alike by chance in
-    one place do not hide it, see `half_width_by_spreads`.
-    """
-    far_row_of = {near_name: name for name, near_name in near_row_of.items()}
-    steady_near, steady_far = near, far
-    if near is not None:
-        first_row = near.order[0]
-        spreads = [
-            _spread_of_lead(near, first_row),
-            _spread_of_lead(far, far_row_of.get(first_row)),
-        ]
-        steady_near = replace(near, half_by_own_seeds=_half_by_own_seeds(near, spreads))
-    if far is not None:
-        first_row = far.order[0]
-        spreads = [
-            _spread_of_lead(far, first_row),
-            _spread_of_lead(near, near_row_of.get(first_row)),
-        ]
-        steady_far = replace(far, half_by_own_seeds=_half_by_own_seeds(far, spreads))
-    return steady_near, steady_far
-
-
-def _spread_of_lead(standing: Standing | None, name: str | None) -> RelativeSpread | None:
-    """Return how much a row's lead varies between seeds: of its leads over the NUM_NEAREST_RIVALS
-    nearest other rows, the one that varies least, as the others vary by their rivals' own seeds.
-    None with fewer than two common seeds, or for a row that is not in the standing."""
-    if standing is None or name not in standing.order or standing.pairs.prior is None:
-        return None
-    values = standing.pairs.values
-    means = standing.pairs.means
-    rivals = [other for other in values if other != name]
-    spreads = []
-    for other in sorted(rivals, key=lambda other: abs(means[other] - means[name]))[
-        :NUM_NEAREST_RIVALS
-    ]:
-        common_seeds = values[name].keys() & values[other].keys()
-        leads = [values[other][seed] - values[name][seed] for seed in common_seeds]
-        if len(leads) > 1:
-            deviation = stdev(leads) / standing.pairs.prior.spread
-            spreads.append(RelativeSpread(deviation, len(leads) - 1))
-    return min(spreads, default=None)
-
-
-def _half_by_own_seeds(standing: Standing, spreads: Sequence[RelativeSpread | None]) -> float:
-    """Return half of the interval of the first row of a standing, from its spreads in this place
-    and the other one, see `_with_own_spread_of_first`; inf where there is none in this place."""
-    if spreads[0] is None or standing.pairs.prior is None:
-        return math.inf
-    known_spreads = [spread for spread in spreads if spread is not None]
-    num_seeds = spreads[0].degrees_of_freedom + 1
-    relative_half = half_width_by_spreads(known_spreads, num_seeds, STEADY_LEVEL)
-    return standing.pairs.prior.spread * relative_half
 
 
 def _why_no_far(text_study: Study, rows: Sequence[Row]) -> str:

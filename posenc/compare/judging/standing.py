@@ -1,4 +1,4 @@
-"""Who is first: how the encodings of a study stand at one length, at one task, or over all tasks.
+"""Test who is first: how the encodings of a study stand at a length, at a task, or over all tasks.
 
 Texts, tables and figures take every order of encodings from a `Standing`.
 """
@@ -7,12 +7,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import fmean
+from statistics import fmean, stdev
 
 from posenc.compare.judging.summary import has_learned, shown_score
 from posenc.compare.results import Study, TrialResult, kept_by_study
 from posenc.compare.trial.evaluate import NUM_TEST_SEQUENCES
-from posenc.statistics.seed_intervals import Gap, PairwiseComparison, Prior, group_into_tiers
+from posenc.statistics.seed_intervals import (
+    Gap,
+    PairwiseComparison,
+    Prior,
+    RelativeSpread,
+    group_into_tiers,
+    half_width_by_spreads,
+)
 from posenc.statistics.text_intervals import window_gaps
 from posenc.tasks.registry import TASKS, TEXT
 
@@ -26,6 +33,11 @@ FAR_PRIOR = Prior(0.018, 10)
 """Standard deviations over seeds that are expected at the training length and on far bytes: those
 of three of four published encodings, of those that do not break, are smaller. They, and their
 weights, were chosen by simulated studies (experiments/judged.py)."""
+STEADY_LEVEL = 0.036
+"""Significance level at which the first of a place must lead by its own seeds alone; chosen by
+simulated studies (experiments/judged.py)."""
+NUM_NEAREST_RIVALS = 3
+"""Number of rivals, the nearest ones, with which the seeds of the first are compared."""
 NumbersBySeed = dict[str, dict[int, float]]
 """One number by encoding and seed."""
 
@@ -40,8 +52,8 @@ class Standing:
     higher_is_better: of scores; not of losses and ranks.
     window_losses: mean losses over seeds of each window of the text, by encoding; {} if not kept.
     margin: the largest difference that does not matter, in the unit of the numbers.
-    half_by_own_seeds: half of an interval of the first row by its own seeds, see near_far.py; it
-        leads only by more.
+    half_by_own_seeds: half of an interval of the first row by its own seeds, see
+        `with_own_spread_of_first`; it leads only by more.
     """
 
     where: str
@@ -209,6 +221,68 @@ def order_by_standings(study: Study, standings: Iterable[Standing]) -> list[str]
     for standing in standings:
         names |= dict.fromkeys(standing.order)
     return list(names | dict.fromkeys(study.encodings))
+
+
+def with_own_spread_of_first(
+    near: Standing | None, far: Standing | None, near_row_of: Mapping[str, str]
+) -> tuple[Standing | None, Standing | None]:
+    """Return both standings with `half_by_own_seeds` set: half of an interval of the lead of the
+    first row, from its own seeds alone.
+
+    An interval pooled over all encodings is too narrow for one whose seeds vary much more than
+    those of the others, and with few seeds such a one is first by luck. Its spread is taken over
+    both places, each in units of what is expected there, so that seeds that are alike by chance in
+    one place do not hide it, see `half_width_by_spreads`.
+    """
+    far_row_of = {near_name: name for name, near_name in near_row_of.items()}
+    steady_near, steady_far = near, far
+    if near is not None:
+        first_row = near.order[0]
+        spreads = [
+            _spread_of_lead(near, first_row),
+            _spread_of_lead(far, far_row_of.get(first_row)),
+        ]
+        steady_near = replace(near, half_by_own_seeds=_half_by_own_seeds(near, spreads))
+    if far is not None:
+        first_row = far.order[0]
+        spreads = [
+            _spread_of_lead(far, first_row),
+            _spread_of_lead(near, near_row_of.get(first_row)),
+        ]
+        steady_far = replace(far, half_by_own_seeds=_half_by_own_seeds(far, spreads))
+    return steady_near, steady_far
+
+
+def _spread_of_lead(standing: Standing | None, name: str | None) -> RelativeSpread | None:
+    """Return how much a row's lead varies between seeds: of its leads over the NUM_NEAREST_RIVALS
+    nearest other rows, the one that varies least, as the others vary by their rivals' own seeds.
+    None with fewer than two common seeds, or for a row that is not in the standing."""
+    if standing is None or name not in standing.order or standing.pairs.prior is None:
+        return None
+    values = standing.pairs.values
+    means = standing.pairs.means
+    rivals = [other for other in values if other != name]
+    spreads = []
+    for other in sorted(rivals, key=lambda other: abs(means[other] - means[name]))[
+        :NUM_NEAREST_RIVALS
+    ]:
+        common_seeds = values[name].keys() & values[other].keys()
+        leads = [values[other][seed] - values[name][seed] for seed in common_seeds]
+        if len(leads) > 1:
+            deviation = stdev(leads) / standing.pairs.prior.spread
+            spreads.append(RelativeSpread(deviation, len(leads) - 1))
+    return min(spreads, default=None)
+
+
+def _half_by_own_seeds(standing: Standing, spreads: Sequence[RelativeSpread | None]) -> float:
+    """Return half of the interval of the first row of a standing, from its spreads in this place
+    and the other one, see `with_own_spread_of_first`; inf where there is none in this place."""
+    if spreads[0] is None or standing.pairs.prior is None:
+        return math.inf
+    known_spreads = [spread for spread in spreads if spread is not None]
+    num_seeds = spreads[0].degrees_of_freedom + 1
+    relative_half = half_width_by_spreads(known_spreads, num_seeds, STEADY_LEVEL)
+    return standing.pairs.prior.spread * relative_half
 
 
 @kept_by_study
