@@ -1,237 +1,478 @@
-"""Run the trials of the leaderboard in pieces, and keep a row for each.
+"""Run the round of trials that experiments/leaderboard.toml describes, row by row.
 
-python experiments/leaderboard.py --rows new.jsonl --out runs/new     # tasks, one of each family
-python experiments/leaderboard.py --rows all.jsonl --out runs/all --all       # every encoding
-python experiments/leaderboard.py --seeds 5 --rows five.jsonl --out runs/five rope t5
-python experiments/leaderboard.py --steps 9000 --rows longer.jsonl --out runs/longer nope
-python experiments/leaderboard.py --tasks text --steps 3000 --batch 16 --lr 0.008 --search-lr \
-    --text novel.txt --rows novel.jsonl --out runs/novel      # a text, sizes and rates of its own
+python experiments/leaderboard.py                           # what is done, and what is left
+python experiments/leaderboard.py --hours 1.5 --texts ../shared/data      # run the next rows
 
-A piece is a seed and a task: after each, or where Ctrl-C ends it, the rows of its trials are added
-to results/leaderboard/tasks.jsonl. The same command goes on: here from the last checkpoint of what
-was stopped, and on another machine from the rows, whose trials are not run again. Trials lie in
-runs/leaderboard. Recipe and sizes are those of `posenc compare --suite`. Where the file has rows
-of another recipe nothing is run; those of tasks that are published have one, so give --rows, --out.
-The trials by which --search-lr chose stand beside the others, in the file with _rates in its name.
+A row is an encoding in a study, with one seed or more: `posenc compare ENCODING` with the options
+of the study, in the folder runs/leaderboard/STUDY. The trials that it has finished are added to
+results/equal_tuning/STUDY.jsonl, those by which rates and settings were chosen to
+STUDY_rates.jsonl: commit both. The same command goes on with the next missing row: on this machine
+from the last checkpoint of what was stopped, on another one from these files, whose trials are not
+run again. No row begins that is not expected to end in time, and Ctrl-C keeps what is done.
+
+The leaderboard does not read these files before the round is whole. To see what they say so far:
+posenc report runs/leaderboard/code, after `posenc compare` with the encodings and options of a
+study, `--reuse runs/leaderboard`.
+
+To add an encoding, add its name to a list of the plan.
+
+All trials of a study have one code. Where posenc has changed since, go on with the code of the
+commit that the rows name:
+
+git worktree add ../round COMMIT
+PYTHONPATH=../round python experiments/leaderboard.py --hours 1.5 --texts ../shared/data
 """
 
 from __future__ import annotations
 
 import argparse
 import subprocess
-from dataclasses import replace
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from published_trials import PublishedTrial, add_rows, read_rows, rows_of, study_of
-from refused import check_file, check_runs, refusing
+from published_trials import (
+    RATES_SUFFIX,
+    PublishedTrial,
+    add_rows,
+    read_rows,
+    row_of,
+    study_of,
+)
+from refused import check_folder, refusing
 
 import posenc
-from posenc.command_line.errors import RunFailed, Stopped
-from posenc.compare.defaults import ALL_TASKS, SUITE_SIZES, SUITES
+from posenc.command_line.errors import RunFailed
 from posenc.compare.options import Options
-from posenc.compare.plan.encodings import read_encodings
-from posenc.compare.plan.learning_rate_search import rate_trials
-from posenc.compare.plan.plan import make_plan, with_text
-from posenc.compare.reports.leaderboard import PUBLISHED_FOLDER, TASKS_FILE
+from posenc.compare.plan.equal_tuning import search_trial
+from posenc.compare.plan.plan import Plan, make_plan, with_text
 from posenc.compare.reports.report_runs import joined_by_slashes, recipe_values_of
-from posenc.compare.results import Study
+from posenc.compare.results import RateTried, Study, TrialResult
 from posenc.compare.run_study import STUDY_FILE, run_study
-from posenc.compare.trial.config import RECIPE
+from posenc.compare.trial.config import TrialConfig, describe_trial, read_trial
 from posenc.compare.trial.result_files import is_done, load_results, save_result
-from posenc.encodings.base.position_encoding import ModelShape
+from posenc.compare.trial.train import encoding_shape
+from posenc.encodings import RoPE, create
 from posenc.files.atomic import write_atomically
-from posenc.tasks.registry import TASKS, TEXT
 
-BOARD_WINDOWS = 512
-"""Windows of each test length on the board, four times those of a comparison by default."""
 ROOT = Path(__file__).parents[1]
-REPRESENTATIVES = (
-    "nope",
-    "sinusoidal",
-    "learned",
-    "rope",
-    "rove",
-    "alibi",
-    "t5",
-    "kerple",
-    "fire",
-    "shaw",
-    "cope",
-    "fox",
-    "dape",
-)
-"""One of each family: none; fixed and learned at the embeddings; rotation of queries and keys, and
-of values too; a bias that is fixed, in buckets, a learned kernel, a learned function; keys and
-values by distance; counted by content; forgetting; a bias that reads the scores."""
+PLAN_FILE = ROOT / "experiments/leaderboard.toml"
+ROWS_FOLDER = ROOT / "results/equal_tuning"
+PRECISION = "bfloat16"
+"""The precision of all trials: a CPU that does not multiply it takes four times as long."""
+EXPECTED_SEARCH = 9
+"""Trials of a search, where it is not known yet how many join the first six."""
+SEARCH_SHARE = 0.2
+"""Time of a trial of a search, as a share of that of a whole one."""
 
 
-def in_a_row() -> list[str]:
-    """Return the names of all encodings whose positions have one component."""
-    shape = ModelShape(embed_dim=64, num_heads=4, train_length=64)
-    return [name for name in posenc.names() if posenc.create(name, shape).claims.num_axes == 1]
+@dataclass(frozen=True)
+class StudyPlan:
+    """A study of the round: a text or a task, and a size.
+
+    minutes: of a trial of RoPE on a free core. options: of `posenc compare`.
+    corpus: the hash of its text; "" for a task. text: the name of its file below --texts; "" for
+    Python's standard library.
+    choices: the study whose rates and settings it takes; "" for one that chooses its own.
+    one_rate: take no learning rate from there.
+    """
+
+    name: str
+    why: str
+    minutes: float
+    options: dict[str, Any]
+    corpus: str = ""
+    text: str = ""
+    choices: str = ""
+    one_rate: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """An encoding in a study, with all seeds below `seeds`."""
+
+    study: StudyPlan
+    list_name: str
+    encoding: str
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """All studies and rows. relative_minutes: by encoding, the time of a trial as a multiple of
+    that of RoPE; 1 for one that is not named."""
+
+    studies: dict[str, StudyPlan]
+    rows: tuple[Row, ...]
+    relative_minutes: dict[str, float]
+
+
+Results = dict[TrialConfig, TrialResult]
+"""Results by their trial, whose `source` is "": code is compared apart from this."""
+
+
+def read_round(path: Path) -> Round:
+    """Read the plan. Raises: ValueError for a row of an unknown study or list, or of an encoding
+    that nothing chooses rates for."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        studies = {name: StudyPlan(name, **of) for name, of in content["studies"].items()}
+        rows = tuple(
+            Row(studies[each["study"]], each["list"], encoding, each["seeds"])
+            for each in content["rows"]
+            for encoding in content["lists"][each["list"]]
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path}: a study, list or field is missing or unknown: {error}."
+        ) from None
+    chosen = {(row.study.name, row.encoding) for row in rows}
+    for row in rows:
+        if row.study.choices and (row.study.choices, row.encoding) not in chosen:
+            raise ValueError(
+                f"{path}: {row.study.name} takes the choices of {row.study.choices}, and "
+                f"{row.encoding} has no row there. Add it to one of its lists."
+            )
+    return Round(studies, rows, content["relative_minutes"])
+
+
+# What is known, and what a row lacks.
+
+
+def rows_file(folder: Path, study: StudyPlan) -> Path:
+    """Return the file of a study's trials."""
+    return folder / f"{study.name}.jsonl"
+
+
+def rates_file(folder: Path, study: StudyPlan) -> Path:
+    """Return the file of the trials by which a study chose rates and settings."""
+    return folder / f"{study.name}{RATES_SUFFIX}.jsonl"
+
+
+def read_study(folder: Path, study: StudyPlan) -> list[PublishedTrial]:
+    """Return all rows of a study.
+
+    Raises: ValueError for a damaged row, one of another recipe or text, and one that lacks a
+    reading.
+    """
+    rows = []
+    for file in (rows_file(folder, study), rates_file(folder, study)):
+        for row in read_rows(file) if file.is_file() else ():
+            check_row(file, row.result, study)
+            rows.append(row)
+    return rows
+
+
+def check_row(file: Path, result: TrialResult, study: StudyPlan) -> None:
+    """Raise ValueError for a row that is not of the study's recipe, or lacks a reading."""
+    planned = plan_of(options_of(study, result.config.encoding), study).task_trials[0]
+    if file.stem.endswith(RATES_SUFFIX):
+        planned = search_trial(planned)
+    if recipe_of(result.config) != recipe_of(planned):
+        wanted = recipe_values_of([recipe_of(planned)])
+        found = recipe_values_of([recipe_of(result.config)])
+        differ = [
+            f"{name} {joined_by_slashes(found[name])} instead of {joined_by_slashes(wanted[name])}"
+            for name in wanted
+            if found[name] != wanted[name]
+        ]
+        raise ValueError(
+            f"{file}: {describe_trial(result.config)} is of another recipe: {', '.join(differ)}. "
+            "Move it to a file of its own."
+        )
+    missing = readings_of(result.config) - {reading.name for reading in result.readings}
+    if missing and result.reason is None:
+        raise ValueError(
+            f"{file}: {describe_trial(result.config)} lacks the reading {min(missing)}. Remove the "
+            "row, and run it again."
+        )
+
+
+def readings_of(trial: TrialConfig) -> set[str]:
+    """Return the readings that a trial must have beside the one as trained."""
+    readings = {"window"} if trial.test_window else set()
+    if trial.tune_steps and isinstance(create(trial.encoding, encoding_shape(trial)), RoPE):
+        readings.add("tuned")
+    return readings
+
+
+def recipe_of(trial: TrialConfig) -> TrialConfig:
+    """Return a trial without what differs between the trials of a study."""
+    return replace(trial, encoding="", seed=0, code="", source="", lr=1.0, encoding_lr=1.0)
+
+
+def results_of(rows: Sequence[PublishedTrial]) -> Results:
+    """Return the results of rows by their trial."""
+    return {replace(row.result.config, source=""): row.result for row in rows}
+
+
+def options_of(study: StudyPlan, encoding: str, seeds: int = 1) -> Options:
+    """Return the options of a study of one encoding, before any choice."""
+    return Options([encoding], seeds=seeds, precision=PRECISION, device="cpu", **study.options)
+
+
+def plan_of(options: Options, study: StudyPlan) -> Plan:
+    """Return the plan of options, with the hash of the study's text."""
+    plan = make_plan(options)
+    trials = [replace(t, corpus=study.corpus) if t.is_on_text else t for t in plan.task_trials]
+    return replace(plan, task_trials=tuple(trials))
+
+
+class Choice(NamedTuple):
+    """How far the search for an encoding's rate and setting is. left: trials that are known to be
+    missing. best: None while some are."""
+
+    left: int
+    best: RateTried | None
+
+
+def choice_of(encoding: str, study: StudyPlan, known: Results) -> Choice:
+    """Return the choice of a study that chooses its own rates."""
+    search = plan_of(options_of(study, encoding), study).search
+    assert search is not None
+    while True:
+        trials = {trial: known.get(replace(trial, source="")) for trial in search.trials}
+        found = {trial: result for trial, result in trials.items() if result is not None}
+        if len(found) < len(trials):
+            left = max(EXPECTED_SEARCH, len(trials)) - len(found)
+            return Choice(left, None)
+        if not search.widen(found):
+            (check,) = search.checks(found)
+            return Choice(0, check.best)
+
+
+def chosen_options(row: Row, plans: Round, best: RateTried) -> Options:
+    """Return the options of a row whose rates and setting are chosen: its trials without a
+    search."""
+    options = options_of(row.study, row.encoding, row.seeds)
+    chooser = plans.studies[row.study.choices or row.study.name]
+    factor = 1.0 if row.study.one_rate else best.lr / chooser.options["lr"]
+    return replace(
+        options,
+        encodings=[best.encoding or row.encoding],
+        lr=float(f"{options.lr * factor:.6g}"),
+        encoding_lr=best.encoding_lr,
+        tune=False,
+    )
+
+
+class Left(NamedTuple):
+    """What a row lacks: trials of a search, seeds, and the options of its trials; None while the
+    choice is not made."""
+
+    search: int
+    seeds: tuple[int, ...]
+    options: Options | None
+
+
+def left_of(row: Row, plans: Round, known: dict[str, Results]) -> Left:
+    """Return what a row lacks. known: results by the name of their study."""
+    chooser = plans.studies[row.study.choices or row.study.name]
+    choice = choice_of(row.encoding, chooser, known[chooser.name])
+    search = 0 if row.study.choices else choice.left
+    if choice.best is None:
+        return Left(search, tuple(range(row.seeds)), None)
+    options = chosen_options(row, plans, choice.best)
+    trials = plan_of(options, row.study).trials
+    seeds = tuple(t.seed for t in trials if replace(t, source="") not in known[row.study.name])
+    return Left(search, seeds, options)
+
+
+def minutes_of(row: Row, plans: Round, num_searches: int, num_trials: int) -> float:
+    """Return the minutes that trials of a row take on a free core."""
+    trials = SEARCH_SHARE * num_searches + num_trials
+    return trials * row.study.minutes * plans.relative_minutes.get(row.encoding, 1.0)
+
+
+def show_state(plans: Round, known: dict[str, Results]) -> None:
+    """Print what is done and what is left, by study and list."""
+    counted: set[tuple[str, str, int]] = set()
+    table: dict[str, list[float]] = {}
+    for row in plans.rows:
+        left = left_of(row, plans, known)
+        keys = {(row.study.name, row.encoding, seed) for seed in range(row.seeds)} - counted
+        missing = [key for key in keys if key[2] in left.seeds]
+        is_first = (row.study.name, row.encoding, 0) in keys
+        sums = table.setdefault(f"{row.study.name}, {row.list_name}, {row.seeds} seeds", [0, 0, 0])
+        sums[0] += len(keys)
+        sums[1] += len(missing)
+        sums[2] += minutes_of(row, plans, left.search * is_first, len(missing)) / 60
+        counted |= keys
+    for name, (planned, missing, hours) in table.items():
+        print(
+            f"{name}: {planned - missing:.0f} of {planned:.0f} trials, {hours:.1f} core-hours left"
+        )
+    planned, missing, hours = map(sum, zip(*table.values(), strict=True))
+    timings = [r.timing for results in known.values() for r in results.values() if r.timing]
+    spent = sum(t.train_seconds + t.test_seconds + t.tuning_seconds for t in timings) / 3600
+    print(
+        f"all: {planned - missing:.0f} of {planned:.0f} trials, about {hours:.1f} core-hours left; "
+        f"{spent:.1f} hours so far by the clock, those that chose rates included"
+    )
+
+
+# Running rows.
 
 
 def commit() -> str:
-    """Return the commit of this code, with + where files differ from it. Raises: ValueError."""
-    said = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    """Return the commit of posenc's code, with + where files differ from it. Raises: ValueError."""
+    code = Path(posenc.__file__).parents[1]
+    said = ["git", "-C", str(code), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         return subprocess.run(said, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        raise ValueError(f"--commit: git knows none of {ROOT}; say which it is.") from None
+        raise ValueError(f"git knows no commit of {code}; run this in a clone.") from None
 
 
-def lay_out(rows: list[PublishedTrial], folder: Path) -> int:
-    """Write the results of published trials of today's recipe into `folder`, where a study looks
-    for them. Return how many it lacked."""
-    rows = [row for row in rows if row.result.config.recipe == RECIPE]
-    missing = [row.result for row in rows if not is_done(folder, row.result.config)]
+def check_code(file: Path, rows: Sequence[PublishedTrial], plan: Plan) -> None:
+    """Raises: ValueError for an encoding of a file of the user, and where rows of the encoding are
+    of other code."""
+    (entry,) = plan.compared
+    if entry.user_code_hash:
+        raise ValueError(
+            f"{entry.text}: the leaderboard has posenc's own encodings only, and this one is of a "
+            "file. Compare it with one of them in one posenc compare."
+        )
+    for row in rows:
+        config = row.result.config
+        if config.encoding == entry.text and config.source != entry.posenc_code_hash:
+            raise ValueError(
+                f"{file}: its {describe_trial(config)} is of other code of posenc, that of commit "
+                f"{row.commit}. Go on with that code: git worktree add ../round {row.commit}, and "
+                "run this with PYTHONPATH=../round."
+            )
+
+
+def lay_out(rows: Sequence[PublishedTrial], folder: Path) -> None:
+    """Write the results of rows into the folder of a study, where posenc compare looks for them."""
+    finished = [row for row in rows if row.result.reason is None]
+    missing = [row.result for row in finished if not is_done(folder, row.result.config)]
     if missing and not (folder / STUDY_FILE).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / STUDY_FILE, study_of(rows[:1]).to_json())
+        write_atomically(folder / STUDY_FILE, study_of(finished[:1]).to_json())
     for result in missing:
         home = folder / result.config.folder
         home.mkdir(exist_ok=True)
         save_result(home, result)
-    return len(missing)
 
 
-def piece(names: list[str], task: str, seeds: int, given: argparse.Namespace) -> Options:
-    """Return the options of a study of one task, with the seeds before `seeds`."""
-    steps = SUITES["standard"].steps if task == TEXT and given.steps is None else given.steps
-    return Options(
-        names,
-        task=[task],
-        seeds=seeds,
-        steps=steps,
-        precision=given.precision,
-        lr=given.lr,
-        search_lr=given.search_lr,
-        text=given.text if task == TEXT else None,
-        workers=given.workers,
-        batch=given.batch,
-        num_windows=BOARD_WINDOWS,
-        out=given.out,
-        **SUITE_SIZES,
-    )
+def results_in(folder: Path) -> list[TrialResult]:
+    """Return the results of all trials in the folder of a study, those that failed included."""
+    trials = []
+    for path in folder.glob("*/config.json"):
+        try:
+            trials.append(read_trial(path.parent))
+        except (ValueError, TypeError, OSError):  # of another version
+            continue
+    found, _ = load_results(folder, trials)
+    return list(found.values())
 
 
-def run_piece(
-    names: list[str], task: str, seeds: int, given: argparse.Namespace
-) -> tuple[Study, bool]:
-    """Run a piece. Return its study, and True if Ctrl-C ended it."""
-    try:
-        return run_study(piece(names, task, seeds, given), show=False), False
-    except (RunFailed, Stopped) as error:  # what is done counts, and the next call goes on
-        print(f"{task}, seed {seeds - 1}: {error}", flush=True)
-        study = Study.from_json((given.out / STUDY_FILE).read_text(encoding="utf-8"))
-        return study, isinstance(error, Stopped)
+def keep(folder: Path, study: StudyPlan, rows_folder: Path, code: str) -> int:
+    """Add the results in the folder of a study to its files: those of its recipe only. Return how
+    many are new."""
+    if not (folder / STUDY_FILE).is_file():
+        return 0
+    found = Study.read(folder / STUDY_FILE)
+    new: dict[Path, list[PublishedTrial]] = {}
+    for result in results_in(folder):
+        planned = plan_of(options_of(study, result.config.encoding), study).task_trials[0]
+        recipe = recipe_of(result.config)
+        row = row_of(result, found, code)
+        if recipe == recipe_of(planned) and result.reason is None:
+            new.setdefault(rows_file(rows_folder, study), []).append(row)
+        elif recipe == recipe_of(search_trial(planned)):
+            new.setdefault(rates_file(rows_folder, study), []).append(row)
+    return sum(add_rows(file, rows) for file, rows in new.items())
 
 
-def rates_file(rows: Path) -> Path:
-    """Return the path of the file with the trials of --search-lr, beside that of the rows."""
-    return rows.with_stem(f"{rows.stem}_rates")
+def options_to_run(row: Row, left: Left, given: argparse.Namespace) -> Options | str:
+    """Return the options of posenc compare for a row, or why it cannot run now."""
+    text = None
+    if row.study.text:
+        if given.texts is None:
+            return f"--texts is needed, a folder with {row.study.text}"
+        text = [str(given.texts / row.study.text)]
+    options = left.options
+    if options is None and row.study.choices:
+        return f"{row.study.choices} has not chosen rates yet"
+    if options is None or not row.study.choices:  # the search joins its trials by itself
+        options = options_of(row.study, row.encoding, row.seeds)
+    return replace(options, text=text, workers=given.workers, out=given.out / row.study.name)
 
 
-def rates_of(study: Study, given: argparse.Namespace) -> Study:
-    """Return the trials by which the rates of a study were chosen, as a study of their own."""
-    checks = rate_trials([replace(trial, lr=given.lr) for trial in study.trials])
-    found, _ = load_results(given.out, checks)
-    return replace(study, trials=checks, results=tuple(found.values()))
-
-
-def check_recipes(given: argparse.Namespace, pieces: list[Options]) -> None:
-    """Raises: ValueError where rows of a task are of another recipe than those that its piece would
-    add, or only some of both at checked rates: they do not mix."""
-    rates, rows = rates_file(given.rows), {given.rows: []}
-    for file in filter(Path.is_file, (given.rows, rates)):
-        rows[file] = [row.result.config for row in read_rows(file)]
-    for options in pieces if any(rows.values()) else ():
-        plan = with_text(make_plan(options), given.out)
-        (planned,) = plan.task_trials
-        now = {each.text: each.posenc_code_hash for each in plan.compared}
-        of_task = {f: [c for c in each if c.task == planned.task] for f, each in rows.items()}
-        new = f"{planned.task}-2"
-        own = f"Give --rows and --out of their own: --rows {new}.jsonl --out runs/{new}"
-        tried = rate_trials([planned])
-        for file, configs in of_task.items():
-            would = recipe_values_of(tried if file == rates else [planned])
-            would["lr"] |= {trial.lr for trial in tried if given.search_lr}
-            differ = [
-                f"{name} {joined_by_slashes(found)}, and these would have "
-                f"{joined_by_slashes(would[name])}"
-                for name, found in recipe_values_of(configs).items()
-                if not found <= would[name]
-            ]
-            differ += [
-                f"{c.encoding} of source {c.source}, and these would have {now[c.encoding]}"
-                for c in configs
-                if c.source and c.source != now.get(c.encoding, c.source)
-            ][:1]
-            if differ:
-                option = "--rows" if file == given.rows else file
-                raise ValueError(
-                    f"{option}: its trials of {planned.task} have {'; '.join(differ)}. {own}"
-                )
-        if of_task[given.rows] and bool(of_task.get(rates)) != given.search_lr:
-            has, do = ("no", "without") if given.search_lr else ("the", "with")
-            raise ValueError(
-                f"--search-lr: {rates} has {has} trials that chose rates of {planned.task}. Run "
-                f"this {do} --search-lr. Or: {own}"
-            )
-
-
-def run_pieces(given: argparse.Namespace) -> None:
-    """Refuse what cannot be run, then run the pieces and keep their rows.
-
-    Raises: ValueError, OSError; SystemExit after Ctrl-C.
-    """
-    names, code = in_a_row() if given.all else given.encodings, given.commit or commit()
-    check_file("--rows", given.rows)
-    if own := [each.text for each in read_encodings(names) if each.user_code_hash]:
+def run_row(row: Row, options: Options, given: argparse.Namespace) -> None:
+    """Run what a row lacks, and keep the results. Raises: ValueError for another text or other
+    code; Stopped after Ctrl-C."""
+    assert options.out is not None
+    rows = read_study(given.rows, row.study)
+    plan = with_text(make_plan(options), given.out)
+    if plan.splits is not None and plan.splits.info.hash != row.study.corpus:
         raise ValueError(
-            f"{own[0]}: the leaderboard has posenc's own encodings only, and this one is of a "
-            "file. Compare it with one of them in one posenc compare."
+            f"{row.study.name}: its text has the hash {row.study.corpus}, and that of "
+            f"{plan.splits.info.name} has {plan.splits.info.hash}. Use the text that the plan "
+            "names."
         )
-    pieces = [piece(names, task, given.seeds, given) for task in given.tasks]
-    check_runs(pieces)
-    check_recipes(given, pieces)
-    rates = rates_file(given.rows)
-    for file in (given.rows, rates):
-        if file.is_file():
-            print(f"{lay_out(read_rows(file), given.out)} trials are taken from {file}")
-    for seeds in range(1, given.seeds + 1):
-        for task in given.tasks:
-            study, stopped = run_piece(names, task, seeds, given)
-            if given.search_lr:
-                add_rows(rates, rows_of(rates_of(study, given), code))
-            added = add_rows(given.rows, rows_of(study, code))
-            print(f"{task}, seed {seeds - 1}: {added} new rows in {given.rows}", flush=True)
-            if stopped:
-                raise SystemExit(130)
+    check_code(rows_file(given.rows, row.study), rows, plan)
+    lay_out(rows, options.out)
+    try:
+        run_study(options, show=False)
+    except RunFailed as error:  # the others count, and the next call tries it again
+        print(f"{row.study.name}, {row.encoding}: {error}", flush=True)
+    finally:
+        added = keep(options.out, row.study, given.rows, commit())
+        print(f"{row.study.name}, {row.encoding}: {added} new rows", flush=True)
+
+
+def run_rows(plans: Round, known: dict[str, Results], given: argparse.Namespace) -> None:
+    """Run the rows that are missing and expected to end in time, the first ones first."""
+    deadline = time.monotonic() + 3600 * given.hours
+    slowdown = 1.0  # of this machine, next to the plan's minutes
+    for row in plans.rows:
+        left = left_of(row, plans, known)
+        if not left.search and not left.seeds:
+            continue
+        options = options_to_run(row, left, given)
+        if isinstance(options, str):
+            print(f"{row.study.name}, {row.encoding}: not run; {options}", flush=True)
+            continue
+        minutes = minutes_of(row, plans, left.search, len(left.seeds))
+        began = time.monotonic()
+        if began + 60 * minutes * slowdown > deadline:
+            print(f"{row.study.name}, {row.encoding}: not run; it would not end in time")
+            continue
+        run_row(row, options, given)
+        slowdown = max(1.0, (time.monotonic() - began) / (60 * minutes))
+        known[row.study.name] = results_of(read_study(given.rows, row.study))
 
 
 def main() -> None:
-    """Read the command line and run the pieces."""
+    """Read the command line; run rows, or say what is left."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("encodings", nargs="*", default=list(REPRESENTATIVES))
-    parser.add_argument("--all", action="store_true", help="every encoding of a row of tokens")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--tasks", nargs="+", default=list(ALL_TASKS[1:]), choices=[TEXT, *TASKS])
-    parser.add_argument("--steps", type=int, help="in place of the suite's; with its own --rows")
-    parser.add_argument("--batch", type=int, help="in place of the task's")
-    parser.add_argument("--lr", type=float, default=Options.lr)
-    parser.add_argument("--search-lr", action="store_true", help="choose it for each encoding")
-    parser.add_argument("--text", action="append", help="in place of Python's standard library")
-    parser.add_argument("--workers", type=int)
-    parser.add_argument("--precision", default="bfloat16")
+    parser.add_argument("--hours", type=float, help="run rows that end in so many hours")
+    parser.add_argument("--texts", type=Path, help="folder with the texts of the plan")
+    parser.add_argument("--workers", type=int, help="trials at a time, in place of one per core")
+    parser.add_argument("--plan", type=Path, default=PLAN_FILE)
+    parser.add_argument("--rows", type=Path, default=ROWS_FOLDER)
     parser.add_argument("--out", type=Path, default=ROOT / "runs/leaderboard")
-    parser.add_argument("--rows", type=Path, default=ROOT / PUBLISHED_FOLDER / TASKS_FILE)
-    parser.add_argument("--commit", help="of the code, where this is no clone")
     given = parser.parse_args()
     with refusing(parser):
-        run_pieces(given)
+        plans = read_round(given.plan)
+        check_folder("--rows", given.rows)
+        check_folder("--out", given.out)
+        known = {
+            name: results_of(read_study(given.rows, study)) for name, study in plans.studies.items()
+        }
+        if given.hours is not None:
+            if not given.hours > 0:
+                raise ValueError(f"--hours must be above 0, got {given.hours:g}.")
+            run_rows(plans, known, given)
+        show_state(plans, known)
 
 
 if __name__ == "__main__":

@@ -62,17 +62,19 @@ def read_rows(path: Path) -> list[PublishedTrial]:
 
 def rows_of(study: Study, commit: str) -> list[PublishedTrial]:
     """Return a row for every finished trial of a study."""
-    return [
-        PublishedTrial(
-            result.config.hash,
-            commit,
-            study.versions,
-            study.hardware,
-            study.corpus if study.corpus and result.config.corpus == study.corpus.hash else None,
-            result,
-        )
-        for result in study.finished
-    ]
+    return [row_of(result, study, commit) for result in study.finished]
+
+
+def row_of(result: TrialResult, study: Study, commit: str) -> PublishedTrial:
+    """Return a row for a result from the folder of a study."""
+    return PublishedTrial(
+        result.config.hash,
+        commit,
+        study.versions,
+        study.hardware,
+        study.corpus if study.corpus and result.config.corpus == study.corpus.hash else None,
+        result,
+    )
 
 
 def add_rows(path: Path, new: Iterable[PublishedTrial]) -> int:

@@ -6,18 +6,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from posenc.command_line.errors import RunFailed, Stopped, disk_is_full
-from posenc.compare.options import Options
-from posenc.compare.plan.cost import check_cost
-from posenc.compare.plan.encodings import find_contract_failures, read_encodings
-from posenc.compare.plan.plan import plan_one_trial_per_task
-from posenc.compare.plan.splits import MinimumSizes, split_text
-from posenc.compare.run_study import check_out_folder
-from posenc.files.find_texts import find_text, standard_library_text
-from posenc.tasks.registry import TEXT
 
 
 @contextlib.contextmanager
@@ -40,32 +32,6 @@ def refusing(parser: argparse.ArgumentParser) -> Iterator[None]:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())
-
-
-def check_runs(runs: Sequence[Options]) -> None:
-    """Check runs that go one after the other, so that the last one cannot be refused when the
-    others are trained. They read the same text.
-
-    Raises: ValueError, OSError.
-    """
-    needs: dict[MinimumSizes, Options] = {}
-    for options in runs:
-        assert options.encodings and options.out
-        compared = read_encodings(options.encodings)
-        planned = plan_one_trial_per_task(options, compared)
-        check_cost(planned, [each.text for each in compared], 1, 1, yes=True)
-        for trial in planned:
-            if trial.task == TEXT:
-                need = MinimumSizes(trial.train_length, max(trial.test_lengths), trial.batch)
-                needs[need] = options
-        find_contract_failures(compared, allowed=False)
-        check_folder("--out", options.out)
-        check_out_folder(options.out)
-    for need, options in needs.items():
-        assert options.out
-        split_text(
-            find_text(options.text) if options.text else standard_library_text(), need, options.out
-        )
 
 
 def check_folder(option: str, folder: Path) -> None:
