@@ -108,17 +108,6 @@ def yarn_frequencies(
     return tuple(scaled)
 
 
-def stretched_length(original_length: float, factor: float) -> int:
-    """Return original_length * factor, rounded down to whole tokens.
-
-    A product that rounding of floats leaves just below an integer counts as that integer.
-
-    >>> stretched_length(3, 5 / 3)
-    5
-    """
-    return int(original_length * factor * (1 + 1e-12))
-
-
 def longrope_attention_factor(ratio: float, original_length: float) -> float:
     """Return the number by which longrope multiplies cos and sin: sqrt(1 + ln(ratio) /
     ln(original_length)), or 1 for a ratio of at most 1.

@@ -440,7 +440,16 @@ def _longest_length(p: Mapping[str, Any], model: Model) -> int:
     """Return max_position_embeddings, or the length that yarn stretches to if that is longer."""
     longest_length, factor = model.max_positions, p.get("factor")
     if p["rope_type"] == "yarn" and isinstance(factor, int | float):
-        return max(
-            longest_length, float64_formulas.stretched_length(_trained_length(p, model), factor)
-        )
+        return max(longest_length, stretched_length(_trained_length(p, model), factor))
     return longest_length
+
+
+def stretched_length(original_length: float, factor: float) -> int:
+    """Return original_length * factor, rounded down to whole tokens.
+
+    A product that rounding of floats leaves just below an integer counts as that integer.
+
+    >>> stretched_length(3, 5 / 3)
+    5
+    """
+    return int(original_length * factor * (1 + 1e-12))

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from posenc.doctor.misreadings import ALL_RUNTIMES, Case
 from posenc.doctor.rule import Hit, join_runtimes, rule
-from posenc.frequencies import float64_formulas
 from posenc.runtimes.config_model import LENGTH_KEYS, ORIGINAL_LENGTH_KEY
 from posenc.runtimes.families import SERVERS
+from posenc.runtimes.meaning import stretched_length
 
 
 @rule("PD011", "E")
@@ -110,7 +110,7 @@ def report_yarn_table_too_short(case: Case) -> Iterator[Hit]:
     for name, p in case.rope_dicts_of_type("yarn"):
         factor, original_length = p.get("factor"), case.original_length(p)
         if isinstance(factor, int | float) and isinstance(original_length, int | float):
-            num_rows = float64_formulas.stretched_length(original_length, factor)
+            num_rows = stretched_length(original_length, factor)
             if max_length > num_rows:
                 yield Hit(
                     f"max_position_embeddings is {max_length}, and {name} stretches "
@@ -130,13 +130,13 @@ def report_unraised_max_length(case: Case) -> Iterator[Hit]:
         if not (isinstance(factor, int | float) and factor > 1):
             continue
         if original_length is not None and original_length == max_length:
-            stretched_length = float64_formulas.stretched_length(original_length, factor)
+            num_rows = stretched_length(original_length, factor)
             yield Hit(
                 f"{name} stretches {original_length} by {factor:g}, and max_position_embeddings is "
                 f"still {max_length}: vLLM and SGLang refuse more than {max_length} tokens",
                 concerned=(),
                 affected=SERVERS,
-                cure=f"Set max_position_embeddings to {stretched_length}.",
+                cure=f"Set max_position_embeddings to {num_rows}.",
             )
 
 

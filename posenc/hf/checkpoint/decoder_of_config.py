@@ -120,12 +120,8 @@ def decoder_of_config(raw: Mapping[str, Any], path: Path) -> DecoderOfConfig:
         head_dim = {"head_dim": raw.get("head_dim")}
         return DecoderOfConfig(head_dim, None, _keys_left_out(raw, SIZE_KEYS))
     model = model_of(raw)
-    rope_theta, rotary_left_out = _base_of_rotation(raw, model, family_name)
     activation = _first(raw, _ACTIVATION_KEYS, _DEFAULT_ACTIVATIONS.get(family_name, "silu"))
     names = _GATED_ACTIVATIONS if family.gated else _PLAIN_ACTIVATIONS
-    left_out = [*_keys_left_out(raw, _TAKEN_KEYS), *rotary_left_out, *family.not_built]
-    if activation not in names:
-        left_out.append(f"the activation {activation}")
     attention_bias = family.biases or family.qkv_biases or bool(raw.get("attention_bias"))
     choices = {
         "head_dim": model.head_dim,
@@ -141,6 +137,11 @@ def decoder_of_config(raw: Mapping[str, Any], path: Path) -> DecoderOfConfig:
         "layer_windows": _windows(raw, model, family),
     }
     _check_choices(choices, path)
+    keys_left_out = _keys_left_out(raw, _TAKEN_KEYS)
+    rope_theta, rotary_left_out = _base_of_rotation(raw, model, family_name)
+    left_out = [*keys_left_out, *rotary_left_out, *family.not_built]
+    if activation not in names:
+        left_out.append(f"the activation {activation}")
     return DecoderOfConfig(choices, rope_theta, tuple(dict.fromkeys(left_out)))
 
 

@@ -56,11 +56,10 @@ def yarn_multiplier(parameters: Mapping[str, Any], factor: float) -> float:
         return require_number(attention_factor, "attention_factor")
     mscale, mscale_all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
     if mscale and mscale_all_dim:
-        return float64_formulas.yarn_attention_factor(
-            factor, require_number(mscale, "mscale")
-        ) / float64_formulas.yarn_attention_factor(
-            factor, require_number(mscale_all_dim, "mscale_all_dim")
-        )
+        mscale = require_number(mscale, "mscale")
+        mscale_all_dim = require_number(mscale_all_dim, "mscale_all_dim")
+        numerator = float64_formulas.yarn_attention_factor(factor, mscale)
+        return numerator / float64_formulas.yarn_attention_factor(factor, mscale_all_dim)
     return float64_formulas.yarn_attention_factor(factor)
 
 
@@ -95,22 +94,22 @@ def rotation(parameters: Parameters, model: Model, length: int) -> LayerRotation
         return _longrope_rotation(parameters, theta, dim, trained_length, length)
     _refuse_scaling(rope_type, dim, model)
     factor = _scaling_factor(parameters, trained_length)
+    alpha = _fixed_alpha(model, parameters)
+    if rope_type == "llama3":
+        return llama3_rotation(parameters, dim, theta)
     if rope_type == "linear":
         return LayerRotation(
             float64_formulas.linear_frequencies(
                 float64_formulas.unscaled_frequencies(dim, theta), factor
             )
         )
+    if alpha is not None:
+        base = float64_formulas.ntk_theta(theta, alpha, head_dim)
+        return LayerRotation(float64_formulas.unscaled_frequencies(head_dim, base))
     if rope_type == "dynamic":
-        alpha = _fixed_alpha(model, parameters)
-        if alpha is not None:
-            base = float64_formulas.ntk_theta(theta, require_number(alpha, "alpha"), head_dim)
-            return LayerRotation(float64_formulas.unscaled_frequencies(head_dim, base))
         base = float64_formulas.dynamic_theta(theta, factor, length, trained_length, dim)
         return LayerRotation(float64_formulas.unscaled_frequencies(dim, base))
     original_length = require_number(parameters[ORIGINAL_LENGTH_KEY], ORIGINAL_LENGTH_KEY)
-    if rope_type == "llama3":
-        return llama3_rotation(parameters, dim, theta)
     return yarn_rotation(parameters, dim, theta, factor, original_length)
 
 
@@ -159,12 +158,12 @@ def _scaling_factor(parameters: Parameters, trained_length: int) -> float:
     return require_number(factor, "factor")
 
 
-def _fixed_alpha(model: Model, parameters: Parameters) -> Any:
-    """Return the alpha by which HunYuan's class stretches its base at any length; None where the
-    length decides."""
-    if model.model_type not in HUNYUAN_FAMILIES:
-        return None
-    return parameters.get("alpha") or None  # the class takes 0 for none
+def _fixed_alpha(model: Model, parameters: Parameters) -> float | None:
+    """Return the alpha by which HunYuan's class stretches the base of the type dynamic at any
+    length; None for other types, and where the length decides."""
+    alpha = parameters.get("alpha")
+    is_read = parameters["rope_type"] == "dynamic" and model.model_type in HUNYUAN_FAMILIES
+    return require_number(alpha, "alpha") if is_read and alpha else None  # 0 counts for none
 
 
 def yarn_rotation(

@@ -11,7 +11,7 @@ from posenc.runtimes.computed_positions import LayerRotation
 from posenc.runtimes.disagreement import reasons_for_disagreement
 from posenc.runtimes.known import RUNTIMES, VERSIONS_AS_READ, emulate
 from posenc.runtimes.known.transformers5_rope_dicts import PHI3_FAMILIES
-from posenc.runtimes.meaning import Meaning, meaning_of
+from posenc.runtimes.meaning import Meaning, meaning_of, stretched_length
 from posenc.runtimes.writers import both_dialects
 
 TEMPERATURE_KEYS = ("attention_factor", "mscale", "mscale_all_dim")
@@ -41,12 +41,7 @@ def max_positions_to_write(parameters: Mapping[str, Parameters], meaning: Meanin
     yarn stretches to, the file's own with linear and dynamic, otherwise the largest meant."""
     for p in parameters.values():
         if p["rope_type"] == "yarn":
-            return max(
-                float64_formulas.stretched_length(
-                    p["original_max_position_embeddings"], p["factor"]
-                ),
-                1,
-            )
+            return max(stretched_length(p["original_max_position_embeddings"], p["factor"]), 1)
         if p["rope_type"] in ("linear", "dynamic"):
             return meaning.model.max_positions
     return meaning.max_length
