@@ -31,6 +31,7 @@ import time
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,7 +70,7 @@ SEARCH_SHARE = 0.2
 """Time of a trial of a search, as a share of that of a whole one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StudyPlan:
     """A study of the round: a text or a task, and a size.
 
@@ -159,18 +160,20 @@ def read_study(folder: Path, study: StudyPlan) -> list[PublishedTrial]:
     reading.
     """
     rows = []
-    for file in (rows_file(folder, study), rates_file(folder, study)):
+    planned = trial_of(study)
+    for file, trial in (
+        (rows_file(folder, study), planned),
+        (rates_file(folder, study), search_trial(planned)),
+    ):
         for row in read_rows(file) if file.is_file() else ():
-            check_row(file, row.result, study)
+            check_row(file, row.result, trial)
             rows.append(row)
     return rows
 
 
-def check_row(file: Path, result: TrialResult, study: StudyPlan) -> None:
-    """Raise ValueError for a row that is not of the study's recipe, or lacks a reading."""
-    planned = plan_of(options_of(study, result.config.encoding), study).task_trials[0]
-    if file.stem.endswith(RATES_SUFFIX):
-        planned = search_trial(planned)
+def check_row(file: Path, result: TrialResult, planned: TrialConfig) -> None:
+    """Raise ValueError for a row that is not of the recipe of a planned trial, or lacks a
+    reading."""
     if recipe_of(result.config) != recipe_of(planned):
         wanted = recipe_values_of([recipe_of(planned)])
         found = recipe_values_of([recipe_of(result.config)])
@@ -221,6 +224,18 @@ def plan_of(options: Options, study: StudyPlan) -> Plan:
     return replace(plan, task_trials=tuple(trials))
 
 
+@cache
+def trial_of(study: StudyPlan) -> TrialConfig:
+    """Return a trial of the study's recipe."""
+    return plan_of(options_of(study, "nope"), study).task_trials[0]
+
+
+@cache
+def plan_with_search(encoding: str, study: StudyPlan) -> Plan:
+    """Return the plan of a study that chooses rates and settings for an encoding."""
+    return plan_of(options_of(study, encoding), study)
+
+
 class Choice(NamedTuple):
     """How far the search for an encoding's rate and setting is. left: trials that are known to be
     missing. best: None while some are."""
@@ -231,7 +246,7 @@ class Choice(NamedTuple):
 
 def choice_of(encoding: str, study: StudyPlan, known: Results) -> Choice:
     """Return the choice of a study that chooses its own rates."""
-    search = plan_of(options_of(study, encoding), study).search
+    search = plan_with_search(encoding, study).search
     assert search is not None
     while True:
         trials = {trial: known.get(replace(trial, source="")) for trial in search.trials}
@@ -276,8 +291,16 @@ def left_of(row: Row, plans: Round, known: dict[str, Results]) -> Left:
     if choice.best is None:
         return Left(search, tuple(range(row.seeds)), None)
     options = chosen_options(row, plans, choice.best)
-    trials = plan_of(options, row.study).trials
-    seeds = tuple(t.seed for t in trials if replace(t, source="") not in known[row.study.name])
+    assert options.encodings
+    trial = replace(
+        trial_of(row.study),
+        encoding=options.encodings[0],
+        source="",
+        lr=options.lr,
+        encoding_lr=options.encoding_lr,
+    )
+    results = known[row.study.name]
+    seeds = tuple(seed for seed in range(row.seeds) if replace(trial, seed=seed) not in results)
     return Left(search, seeds, options)
 
 
@@ -377,9 +400,9 @@ def keep(folder: Path, study: StudyPlan, rows_folder: Path, code: str) -> int:
     if not (folder / STUDY_FILE).is_file():
         return 0
     found = Study.read(folder / STUDY_FILE)
+    planned = trial_of(study)
     new: dict[Path, list[PublishedTrial]] = {}
     for result in results_in(folder):
-        planned = plan_of(options_of(study, result.config.encoding), study).task_trials[0]
         recipe = recipe_of(result.config)
         row = row_of(result, found, code)
         if recipe == recipe_of(planned) and result.reason is None:

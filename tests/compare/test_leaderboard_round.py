@@ -126,7 +126,13 @@ def searched(plans, encoding, losses):
             return list(found.values())
 
 
-SLOPES = {("alibi:learned=true", 0.004, 20.0): 2.0, ("alibi", 0.008, 20.0): 2.5}
+SLOPES = {
+    ("alibi:learned=true", 0.004, 20.0): 2.0,
+    ("alibi", 0.008, 20.0): 2.5,
+    ("alibi:learned=true", 0.008, 20.0): 1.9,
+    ("alibi:learned=true", 0.008, 80.0): 1.8,
+}
+"""Losses by which learned slopes win, at twice the rate and with tables 80 times faster."""
 
 
 def known_of(*results):
@@ -179,10 +185,9 @@ def test_another_text_and_a_task_take_the_choice_of_the_code(plans):
     row = row_of(plans, "novel", "alibi")
     assert script.left_of(row, plans, known) == (0, (0, 1), None)
     known["code"] = known_of(*searched(plans, "alibi", SLOPES))
-    best = script.choice_of("alibi", plans.studies["code"], known["code"]).best
     options = script.left_of(row, plans, known).options
-    assert (options.encodings, options.lr) == (["alibi:learned=true"], best.lr)
-    assert options.encoding_lr == best.encoding_lr and options.tune is False and options.seeds == 2
+    assert (options.encodings, options.lr) == (["alibi:learned=true"], 0.008)
+    assert (options.encoding_lr, options.tune, options.seeds) == (80.0, False, 2)
     options = script.left_of(row_of(plans, "recall", "alibi"), plans, known).options
     assert (options.encodings, options.lr) == (["alibi:learned=true"], 0.002)
 
