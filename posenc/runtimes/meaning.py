@@ -166,6 +166,7 @@ def require_known_family(model: Model) -> None:
         raise UnknownFamilyError(
             f"{model.model_type} has no rotary positions; there is nothing to judge"
         )
+    # A family of several parts is known by its text_config, which is what this config lacks.
     hint = " without a text_config" if has_parts else _misspelling_hint(model.model_type)
     raise UnknownFamilyError(
         f"posenc does not know the family {model.model_type!r}{hint} and cannot judge it"
@@ -175,9 +176,9 @@ def require_known_family(model: Model) -> None:
 def _misspelling_hint(model_type: str) -> str:
     """Return " (did you mean NAME?)" with the model_type that is spelled nearly like this one;
     empty if none is, or this one is a name that posenc knows."""
-    if model_type in FAMILIES_WITHOUT_ROTATION:
-        return ""
     known_names = [*all_families(), *FAMILIES_WITHOUT_ROTATION]
+    if model_type in known_names:
+        return ""
     similar_names = get_close_matches(model_type, known_names, n=1, cutoff=NEAR_SPELLING)
     return f" (did you mean {similar_names[0]!r}?)" if similar_names else ""
 
