@@ -161,17 +161,22 @@ class Task(ABC):
         """Raise ValueError for lengths at which the task has no sequences: below its minimum, above
         its maximum, or a test shorter than the training length. The message names the option of the
         length."""
-        lengths_and_minima = [("--train-length", train_length, self.min_train_length)]
-        lengths_and_minima += [("--test-lengths", length, train_length) for length in test_lengths]
-        for option, length, minimum in lengths_and_minima:
+        option_and_length = [("--train-length", train_length)]
+        option_and_length += [("--test-lengths", length) for length in test_lengths]
+        for option, length in option_and_length:
             is_too_long = self.max_length is not None and length > self.max_length
-            if length < minimum or is_too_long:
+            if length < self.min_train_length or is_too_long:
                 upper_end_in_words = (
                     "or more" if self.max_length is None else f"to {self.max_length:,}"
                 )
                 raise ValueError(
-                    f"{option}: the task {self.name} takes {minimum:,} {upper_end_in_words} "
-                    f"{self.length_unit}, got {length:,}."
+                    f"{option}: the task {self.name} takes {self.min_train_length:,} "
+                    f"{upper_end_in_words} {self.length_unit}, got {length:,}."
+                )
+            if length < train_length:
+                raise ValueError(
+                    f"--test-lengths: the task {self.name} is tested at the training length or "
+                    f"beyond, {train_length:,} {self.length_unit} or more, got {length:,}."
                 )
 
     def hash_sequences(self, train_length: int, test_lengths: tuple[int, ...]) -> str:

@@ -118,7 +118,7 @@ def test_each_task_brings_its_own_lengths_steps_and_batch():
             "--test-lengths: tasks have different",
         ),
         ({"task": ["copy", "recall"], "train_length": 9}, "--train-length: tasks have different"),
-        ({"task": ["copy_512"], "test_lengths": "600"}, r"takes 20 to 512 symbols, got 600"),
+        ({"task": ["copy_512"], "test_lengths": "600"}, r"takes 2 to 512 symbols, got 600"),
         ({"task": ["offset"], "train_length": 9}, r"--train-length: the task offset takes 14"),
         ({"task": ["copy"], "test_lengths": "8"}, "8 is below --train-length 20"),
         ({"task": ["copy"], "text": ["book.txt"]}, "--text: none of the tasks reads a text"),
