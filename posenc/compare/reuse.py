@@ -76,12 +76,10 @@ def _reusable_result(trial: TrialConfig, runs: Sequence[Path]) -> TrialResult | 
     None if no run has it."""
     for run in runs:
         result = _finished_result(run, trial)
-        if result is None:
+        if result is None or result.timing is None:  # each finished trial has a timing
             continue
-        if result.timing is None:  # no finished trial is without; for the type checker
-            return None
-        source = result.timing.reused_from or str(run)
-        return replace(result, timing=replace(result.timing, reused_from=source))
+        first_run = result.timing.reused_from or str(run)
+        return replace(result, timing=replace(result.timing, reused_from=first_run))
     return None
 
 

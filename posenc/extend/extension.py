@@ -335,7 +335,9 @@ def _export_and_judge(
     prover: Prover,
     recommend_method: Callable[[tuple[str, Evaluation]], tuple[str, str]],
 ) -> None:
-    """Tune, write and prove a method.
+    """Tune, write and prove a method, and record in `outcome` what became of it.
+
+    `outcome.recommended` and `outcome.reason` are set again where a tuned model was measured.
 
     recommend_method: makes the recommendation again, given the name of the method and what was
         measured after tuning.

@@ -105,7 +105,8 @@ def _switching_scaling(setting: RopeSetting, factor: float) -> Scaling:
 
 
 def _method_of_scaling(scaling: type[Scaling]) -> Method:
-    """Return the method of a scaling that the factor and the training length determine."""
+    """Return the method of a class of scalings whose arguments are the factor and the training
+    length alone."""
     field_names = [field.name for field in fields(scaling)]  # pyright: ignore[reportArgumentType]
 
     def make_scaling(setting: RopeSetting, factor: float) -> Scaling:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import make_subfolder
 from posenc.files.sealed_json import strict_json
-from posenc.hf.processes.sharding import like
+from posenc.hf.processes.sharding import sharded_like
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -67,7 +67,7 @@ class LoRALinear(nn.Module):
         """Add the adapters to the weights of the layer, in place, and return the layer."""
         weight_change = self.up @ self.down * self.scale
         weight_change = weight_change.T if self.transposed else weight_change
-        self._weight.add_(like(weight_change, self._weight))
+        self._weight.add_(sharded_like(weight_change, self._weight))
         return self.base
 
 

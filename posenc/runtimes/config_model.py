@@ -77,7 +77,7 @@ def language_model_key_after_loading(config: Mapping[str, Any]) -> str:
     return INNER_CONFIG_KEYS[0] if "text" in facts else ""
 
 
-def with_language_model_on_top(config: Mapping[str, Any]) -> dict[str, Any]:
+def with_language_model_keys_at_top(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config with the language model's keys and its model_type at the top level.
 
     Keys for a language model that stand beside its own config are left out, as no runtime reads
@@ -454,7 +454,7 @@ def _layers_with_zero_flag(model: Model) -> tuple[int, ...] | None:
 def _last_layer_of_each_period(model: Model) -> tuple[int, ...] | None:
     """Return the last layer of every n layers; None in families without such a period.
 
-    `rotates`: every, the key of the config that has n; default, n where the config has none.
+    The family's `rotates` names the key of the config that has n, `every`, and a `default`.
     """
     rule = model.facts.get("rotates", {})
     if "every" not in rule:
@@ -466,7 +466,7 @@ def _last_layer_of_each_period(model: Model) -> tuple[int, ...] | None:
 def _layers_without_base(model: Model) -> tuple[int, ...] | None:
     """Return the layers whose base is 0 or null; None where the config lists no bases.
 
-    `rotates`: zeros, the key of the config that has a base for each layer.
+    The family's `rotates` names the key of the config that has a base for each layer, `zeros`.
     """
     bases = model.config.get(model.facts.get("rotates", {}).get("zeros", ""))
     if not isinstance(bases, list):
@@ -478,7 +478,7 @@ def _every_nth_layer_from_last(model: Model) -> tuple[int, ...] | None:
     """Return every n-th layer from the last one back, the last one included; None in families
     without such a period.
 
-    `rotates`: counted_back, n, which no key of a config changes.
+    The family's fact `rotates` has n as its `counted_back`; no key of a config changes it.
     """
     period = model.facts.get("rotates", {}).get("counted_back")
     if period is None:
@@ -508,19 +508,19 @@ def _layers_with_null_rope_dict(model: Model) -> set[int]:
     """Return the layers of kinds with null for a rope dict, in the config or, where that has no
     dicts, in the class; none in families that apply a flat rope dict to some kind.
 
-    `transformers5`: own_dicts, the class's dicts by kind of layer; flat, the kinds to which a flat
-    dict applies.
+    The family's facts of transformers 5 have the class's dicts by kind of layer (`own_dicts`) and
+    the kinds to which a flat dict applies (`flat`).
     """
     if not model.has_rope_dict_per_kind or model.kinds_of_flat_rope_scaling:
         return set()
     older_dict = model.config.get("rope_scaling")
     newer_dict = model.config.get("rope_parameters")
-    dicts = newer_dict or older_dict or model.transformers5_facts.dicts_by_kind
-    if not isinstance(dicts, Mapping):
+    dict_by_kind = newer_dict or older_dict or model.transformers5_facts.dicts_by_kind
+    if not isinstance(dict_by_kind, Mapping):
         return set()
     unrotated_layers: set[int] = set()
     for kind in model.layer_kinds:
-        if dicts.get(kind, 0) is None:
+        if dict_by_kind.get(kind, 0) is None:
             unrotated_layers.update(model.layers_of_kind(kind))
     return unrotated_layers
 
@@ -534,7 +534,7 @@ def _family_of_class(architectures: Any) -> str:
 
 def model_of(config: Mapping[str, Any]) -> Model:
     """Return the model that a config.json describes."""
-    flat_config = with_language_model_on_top(config)
+    flat_config = with_language_model_keys_at_top(config)
     model_type = flat_config.get("model_type")
     if not isinstance(model_type, str):
         model_type = _family_of_class(flat_config.get("architectures"))

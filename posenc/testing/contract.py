@@ -45,7 +45,8 @@ def in_both_modes(check: Callable[[Make], None]) -> Callable[[Make], None]:
 
     @functools.wraps(check)
     def checked(make: Make) -> None:
-        """Run the check in both modes; a failure of the second one begins with "after eval()"."""
+        """Run the check in both modes. A failure of the second one begins with "after eval()", but
+        for an assertion in the user's own code, which stays as it is."""
         check(make)
         try:
             check(lambda shape: make(shape).eval())

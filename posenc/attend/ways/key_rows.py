@@ -57,8 +57,9 @@ def run(problem: Problem) -> tuple[Tensor, None]:
 
 
 def why_cannot_run(problem: Problem) -> str | None:
-    """Return why the values of query_bias and key_bias, whose difference is the bias, do not allow
-    one row of bias for a block of queries; None if they do."""
+    """Return why one row of bias is not exact enough for a block of queries: query_bias or
+    key_bias, whose difference is the bias, are too large, or query_bias changes too much from query
+    to query. None if it is."""
     query_bias, key_bias = (t.detach() for t in _query_and_key_bias(problem))
     largest_magnitude = float(torch.maximum(query_bias.abs().amax(), key_bias.abs().amax()))
     if not largest_magnitude <= MAX_MAGNITUDES[at_least_float32(problem.q.dtype)]:

@@ -33,7 +33,7 @@ class Slurm(Remote):
     queued again. Jobs of a command that was killed run on, and end when the same command begins
     again, which takes what they have finished and queues the rest.
 
-    sbatch: the text of the option --sbatch, see `job_parameters_of`.
+    sbatch: the text of the option --sbatch, see `submitit_parameters`.
     cluster: "slurm", or "local" for processes of this machine in its place.
     """
 
@@ -45,7 +45,7 @@ class Slurm(Remote):
         sbatch: str | None = None,
         cluster: str = "slurm",
     ) -> None:
-        parameters_of_user = job_parameters_of(sbatch or "")
+        parameters_of_user = submitit_parameters(sbatch or "")
         require_package("submitit", "--engine slurm")
         import submitit
 
@@ -135,11 +135,11 @@ class Slurm(Remote):
             self.retry_lost_trial(trial, f"its job {job.job_id} has ended ({reasons[-1].strip()})")
 
 
-def job_parameters_of(text: str) -> dict[str, Any]:
+def submitit_parameters(text: str) -> dict[str, Any]:
     """Return submitit's parameters for the text of the option --sbatch, pairs such as
     `account=ml,time=12:00:00`.
 
-    >>> job_parameters_of("account=ml,mem=8G,time=1-12:00:00")
+    >>> submitit_parameters("account=ml,mem=8G,time=1-12:00:00")
     {'slurm_account': 'ml', 'slurm_mem': '8G', 'timeout_min': 2160}
 
     Raises: ValueError for another name, one that is there twice, or a value that Slurm refuses.

@@ -123,12 +123,12 @@ def far_loss(row: Row, result: TrialResult) -> float | None:
     if longest_length in row.far_by_length:
         return row.far_by_length[longest_length].far
     first_position = longest_length - row.trial.train_length
-    are_the_same_bytes = (
+    last_positions_are_far_bytes = (
         row.reading == "trained"
         and row.trial.objective == CAUSAL
         and first_position >= row.trial.train_length
     )
-    if row.far_by_length or not are_the_same_bytes:
+    if row.far_by_length or not last_positions_are_far_bytes:
         return None
     return mean_loss_at_positions(result.by_position, first_position, longest_length)
 

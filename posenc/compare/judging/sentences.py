@@ -102,7 +102,7 @@ def _sentence_on_too_early(near: Standing, table: ByteTable) -> str:
     else:
         all_of_them = "both" if len(near.order) == 2 else f"all {number_word(len(near.order))}"
         subject = f"{all_of_them} ({lowest_loss:.2f} to {highest_loss:.2f} bits per byte) are"
-        if not highest_loss > table.bits:
+        if not highest_loss > table.bits:  # all are equal to the table's, or one is NaN
             subject = f"{near.order[0]} ({lowest_loss:.2f} bits per byte), the lowest, is"
     table_text = f"{table_in_words} ({table.bits:.2f})"
     return f"Too early to tell: {subject} no better than {table_text}. Give more --steps."

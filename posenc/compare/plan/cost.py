@@ -282,14 +282,13 @@ def _count_matrix_parameters(trial: TrialConfig) -> int:
     num_token_kinds = vocabulary_size(trial)
     matrices_of_ffn = 3 if config.has_gate else 2
     layer_parameters = attention_parameters + trial.width * matrices_of_ffn * (config.ffn_dim or 0)
-    num_stacks = len(
-        objective_of(trial).causal_stacks
-    )  # all but the first also attend to the first
-    return (
-        trial.layers
-        * (num_stacks * (layer_parameters + attention_parameters) - attention_parameters)
-        + num_token_kinds * trial.width
+    num_stacks = len(objective_of(trial).causal_stacks)
+    # Each stack after the first has, in every layer, one more attention, to the first stack.
+    num_cross_attentions = num_stacks - 1
+    parameters_at_depth = (
+        num_stacks * layer_parameters + num_cross_attentions * attention_parameters
     )
+    return trial.layers * parameters_at_depth + num_token_kinds * trial.width
 
 
 def _describe_rows(trial: TrialConfig) -> str:

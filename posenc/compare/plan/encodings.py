@@ -224,11 +224,11 @@ def exits_as_errors() -> Iterator[None]:
         raise
 
 
-def find_contract_failures(
+def check_contracts(
     compared: Sequence[ComparedEncoding], allowed: bool, trials: Sequence[TrialConfig] = ()
 ) -> dict[str, str]:
-    """Return why results of an encoding would mean nothing: a dict from its text to the reason, for
-    the user's encodings that break the contract.
+    """Check that the user's encodings keep the contract. Return why results of those that break it
+    would mean nothing: a dict from the encoding's text to the reason.
 
     posenc's own encodings are skipped, since the test suite checks them.
 

@@ -236,9 +236,11 @@ def edges_of(tried: Iterable[Point], best: Point) -> tuple[str, ...]:
 
 
 def movable_axes(tried: Sequence[Point], best: Point) -> list[str]:
-    """Return the axes on which a point may move: those of RATIOS that it has a coordinate on. The
-    rate of tables counts only if slopes are learned there, or if points without learned slopes
-    differ in it."""
+    """Return the axes on which `best` may move: those of RATIOS that it has a coordinate on.
+
+    encoding_lr, the rate of tables, is one of them only where a table is trained: `best` learns its
+    slopes, or points without learned slopes were tried at several encoding_lr.
+    """
     learned_option = ("learned", True)
     encoding_rates = {point.encoding_lr for point in tried if learned_option not in point.options}
     has_tables = learned_option in best.options or len(encoding_rates) > 1

@@ -27,9 +27,9 @@ from posenc.compare.plan.cost import check_cost
 from posenc.compare.plan.encodings import (
     ComparedEncoding,
     build_encoding,
+    check_contracts,
     check_in_model,
     exits_as_errors,
-    find_contract_failures,
     read_encodings,
 )
 from posenc.compare.plan.equal_tuning import (
@@ -196,7 +196,7 @@ def check_plan(plan: Plan, workers: int, local_workers: int) -> dict[str, str]:
     check_cost(plan.task_trials, texts, trials_of_a_pair, workers, plan.options.yes, local_workers)
     for trial in plan.task_trials:
         check_in_model(trial, plan.compared)
-    return find_contract_failures(plan.compared, plan.options.unchecked, plan.task_trials)
+    return check_contracts(plan.compared, plan.options.unchecked, plan.task_trials)
 
 
 def with_text(plan: Plan, folder: Path) -> Plan:

@@ -195,8 +195,8 @@ def ladder_sizes(text: str, vocabulary: int = VOCABULARY_SIZE) -> list[LadderSiz
     of the rule has.
     """
     names = [name.strip() for name in text.split(",")]
-    models = [_ladder_size(name, vocabulary) for name in names]
-    sizes = sorted(models, key=lambda size: size.parameters)
+    sizes = [_ladder_size(name, vocabulary) for name in names]
+    sizes.sort(key=lambda size: size.parameters)
     widths_and_layers = {(size.width, size.layers) for size in sizes}
     if len(widths_and_layers) < 2 or len(widths_and_layers) < len(sizes):
         raise ValueError(

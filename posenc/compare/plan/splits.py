@@ -432,7 +432,7 @@ def _cut_each_file(sizes: dict[str, int], need: MinimumSizes) -> dict[str, list[
     stretches: dict[str, list[Stretch]] = {split: [] for split in SPLITS}
     total = sum(sizes.values())
     for name, size in sizes.items():
-        # + 0.5 rounds up, so that the pieces of several files are enough together.
+        # + 0.5 rounds up, or more, so that the pieces of several files are enough together.
         held_out = {
             split: round(
                 size * max(HELD_OUT_FRACTION, need.size_by_split[split] / max(total, 1)) + 0.5

@@ -64,7 +64,8 @@ def studies_of_table(
 
 
 def _check_no_duplicates(table: LossTable) -> None:
-    """Raise ValueError if two rows are losses of the same."""
+    """Raise ValueError if two rows differ in nothing but their place in the file, their loss and
+    their seconds."""
     first_place: dict[object, str] = {}
     for row in table.rows:
         key = row._replace(place="", bits=0.0, seconds=None)

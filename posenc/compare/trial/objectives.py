@@ -108,10 +108,10 @@ class Objective(ABC):
         token_bytes: the bytes of each token of the vocabulary; None where each symbol counts as
             one.
         """
-        is_target = windows[1].double()
+        one_for_each_target = windows[1].double()
         if token_bytes is None:
-            return is_target
-        return is_target * token_bytes[self.target_symbols(windows)]
+            return one_for_each_target
+        return one_for_each_target * token_bytes[self.target_symbols(windows)]
 
     @abstractmethod
     def losses(self, model: nn.Module, windows: MarkedWindows, config: TrialConfig) -> Tensor:

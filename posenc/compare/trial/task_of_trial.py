@@ -23,7 +23,8 @@ def objective_of_model(config: TrialConfig) -> Objective:
 
 
 def vocabulary_size(config: TrialConfig) -> int:
-    """Return the number of different tokens that a trial's model reads and predicts."""
+    """Return the number of different tokens that a trial's model reads and predicts. Of text in
+    bytes these are 256 and the symbol after each file."""
     task = task_of(config)
     if task is not None:
         return task.vocab_size

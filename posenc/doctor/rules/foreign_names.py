@@ -51,7 +51,9 @@ def report_base_or_share_under_foreign_name(case: Case) -> Iterator[Hit]:
 
 
 def _report_foreign_names(case: Case) -> Iterator[Hit]:
-    """Report a base, or a share at the top level, under a name that only other families read."""
+    """Report a base of the rotation under a name that only other families read, and so a share of
+    the head that rotates (`partial_rotary_factor` and its like) outside of the rope dicts. One that
+    says what the family uses anyway is not reported."""
     read_names = names_of_base_and_share(case)
     places = [("", case.config), *((f" of {name}", p) for name, p in case.flat_rope_dicts())]
     for place_in_words, values in places:

@@ -67,7 +67,11 @@ def _report_flat_dict_in_nested_family(case: Case) -> Iterator[Hit]:
 
 
 def _report_nested_dicts_for_older_readers(case: Case, kinds: Sequence[str]) -> Iterator[Hit]:
-    """Report nested dicts alone where a runtime reads the keys of older files."""
+    """Report rope_parameters nested by kind of layer, without the older rope_local_base_freq beside
+    it, where a runtime reads the keys of older files.
+
+    kinds: the kinds of layer by which it is nested.
+    """
     affected = (
         () if "rope_local_base_freq" in case.config else case.runtimes_that_differ(OLDER_READERS)
     )

@@ -115,8 +115,8 @@ def _cure(case: Case, meaning: Meaning, length: int) -> str:
 def _card_of(meaning: Meaning, length: int) -> ModelCard | None:
     """Return the card of a model's family that reaches a length; None without one."""
     for card in CARDS:
-        largest_stated_length = LARGEST_STATED_RATIO * card.trained_length
-        is_same_size = card.trained_length <= meaning.model.max_positions <= largest_stated_length
+        max_length_of_card = LARGEST_STATED_RATIO * card.trained_length
+        is_same_size = card.trained_length <= meaning.model.max_positions <= max_length_of_card
         if meaning.model.model_type in card.families and is_same_size:
             return card if length <= card.trained_length * card.factor else None
     return None

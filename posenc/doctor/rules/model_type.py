@@ -27,7 +27,8 @@ def report_missing_model_type(case: Case) -> Iterator[Hit]:
 
 @rule("PD048", "E")
 def report_class_of_another_family(case: Case) -> Iterator[Hit]:
-    """Report a class in architectures that belongs to another family than model_type."""
+    """Report a class in architectures that belongs to another family than model_type, or that
+    posenc does not know."""
     if case.metadata is not None or not case.model.is_known:
         return
     config = case.source.config

@@ -45,11 +45,11 @@ def _report_older_type_alone(case: Case, name: str, older_type: Any) -> Iterator
     """Report `type` without rope_type where the class's own rope_type stands in its place."""
     if not case.model.is_known or not case.differences:
         return
-    affected_runtimes = case.named_runtimes_that_differ(
+    differing_runtimes = case.named_runtimes_that_differ(
         ALL_RUNTIMES, "error", "frequencies", "multiplier"
     )
     readers_of_rope_type_only = tuple(
-        r for r in affected_runtimes if r.startswith(("transformers", "vllm"))
+        r for r in differing_runtimes if r.startswith(("transformers", "vllm"))
     )
     if case.model.has_rope_dict_per_kind and readers_of_rope_type_only:
         yield Hit(

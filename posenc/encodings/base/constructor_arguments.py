@@ -180,11 +180,13 @@ def arguments_in_repr(encoding: Any) -> str:
     their defaults, and in any case rope_theta, base and scaling."""
     shown_arguments = []
     for name, parameter in inspect.signature(type(encoding)).parameters.items():
-        passed_text = getattr(encoding, "_argument_texts", {}).get(name) or _short_text(
+        passed_or_default_text = getattr(encoding, "_argument_texts", {}).get(name) or _short_text(
             parameter.default
         )
         # An attribute counts, because a computed default replaces None.
-        text = _short_text(vars(encoding)[name]) if name in vars(encoding) else passed_text
+        text = (
+            _short_text(vars(encoding)[name]) if name in vars(encoding) else passed_or_default_text
+        )
         is_required = parameter.default is parameter.empty
         is_not_default = is_required or text != _short_text(parameter.default)
         if text and (is_not_default or name in _ALWAYS_SHOWN):

@@ -154,13 +154,15 @@ def _rotate_in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) ->
             out_strip.copy_(_rotate_neighbours(x_strip, factor[..., strip, :]))
         elif x.dtype == work_dtype:  # in place in the result
             out_strip.copy_(x_strip)
-            _rotate_halves(x_strip, out_strip, factor[..., strip, :], sin[..., strip, :])
+            _rotate_half_split_pairs(x_strip, out_strip, factor[..., strip, :], sin[..., strip, :])
         else:
             # `x_strip` is a copy in the work dtype, and is read while `rotated_strip` is written:
             # each half of the result needs both halves of it.
             rotated_strip = x_strip.clone()
             out_strip.copy_(
-                _rotate_halves(x_strip, rotated_strip, factor[..., strip, :], sin[..., strip, :])
+                _rotate_half_split_pairs(
+                    x_strip, rotated_strip, factor[..., strip, :], sin[..., strip, :]
+                )
             )
     return out
 
@@ -176,7 +178,7 @@ def _rotate_neighbours(x: Tensor, factor: Tensor) -> Tensor:
     return torch.view_as_real(pairs * factor).reshape(x.shape)
 
 
-def _rotate_halves(x: Tensor, out: Tensor, cos_twice: Tensor, sin: Tensor) -> Tensor:
+def _rotate_half_split_pairs(x: Tensor, out: Tensor, cos_twice: Tensor, sin: Tensor) -> Tensor:
     """Rotate the pairs (t, t + num_pairs) of `out` in place, and return it.
 
     x: (..., 2 * num_pairs), the vectors to rotate. out: a copy of x.

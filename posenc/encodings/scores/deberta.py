@@ -172,13 +172,13 @@ class DeBERTa(PositionEncoding):
         dtype = at_least_float32(q.x.dtype)
         scale = self.scale(self.head_dim)
 
-        def key_vectors(distance: Tensor) -> Tensor:
+        def position_keys(distance: Tensor) -> Tensor:
             """Return the projected row K[r] of each distance, which is multiplied with queries:
             content to position."""
             _, pos_key = self._projections()
             return scale * self._project_rows(pos_key, self.row(distance), dtype)
 
-        def query_vectors(distance: Tensor) -> Tensor:
+        def position_queries(distance: Tensor) -> Tensor:
             """Return the projected row Q[r] of each distance, which is multiplied with keys:
             position to content."""
             pos_query, _ = self._projections()
@@ -195,9 +195,9 @@ class DeBERTa(PositionEncoding):
             k,
             (-self.max_distance, self.max_distance),
             q_vectors=q.x.to(dtype) if self.c2p else None,
-            read_q_table=key_vectors if self.c2p else None,
+            read_q_table=position_keys if self.c2p else None,
             k_vectors=k.x.to(dtype) if self.p2c and k.x is not None else None,
-            read_k_table=query_vectors if self.p2c else None,
+            read_k_table=position_queries if self.p2c else None,
             table_cache=cached_table,
         )
 

@@ -193,8 +193,9 @@ def _score(answers: Sequence[tuple[bool, int]], depths: Sequence[float]) -> Serv
     nums_read = [num_read for _, num_read in answers]
     interval = fraction_interval(sum(are_right), len(are_right))
     exact_share = Estimate(sum(are_right) / len(are_right), *interval, len(are_right))
-    num_trials = len(answers) // len(depths)
+    answers_per_depth = len(answers) // len(depths)
     by_depth = {}
     for i, depth in enumerate(depths):
-        by_depth[depth] = sum(are_right[i * num_trials : (i + 1) * num_trials]) / num_trials
+        are_right_here = are_right[i * answers_per_depth : (i + 1) * answers_per_depth]
+        by_depth[depth] = sum(are_right_here) / answers_per_depth
     return ServedScore(exact_share, by_depth, min(nums_read), max(nums_read))

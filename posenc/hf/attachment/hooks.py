@@ -68,7 +68,7 @@ class HookedModule:
     name: str
     module: nn.Module
 
-    def is_in_place(self) -> bool:
+    def is_still_there(self) -> bool:
         """Return True if the module is still there, or inside a module that was wrapped around it
         there."""
         current_module = getattr(self.parent, self.name, None)
@@ -317,7 +317,7 @@ def _arguments_by_name(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) ->
 def _refuse_exchanged_modules(stack: nn.Module) -> None:
     """Raise ValueError if a module with hooks has been exchanged: the new one has none."""
     for hooked in vars(stack)[HOOKED_MODULES_ATTRIBUTE]:
-        if not hooked.is_in_place():
+        if not hooked.is_still_there():
             raise ValueError(
                 f"posenc: {hooked.name} of {type(hooked.parent).__name__} was exchanged after "
                 "attach, and the new module knows nothing of the encoding. Call "

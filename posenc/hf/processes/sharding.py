@@ -126,8 +126,12 @@ def clip_gradients(weights: Iterable[nn.Parameter], max_norm: float) -> float:
     return norm
 
 
-def like(whole: Tensor, weight: Tensor) -> Tensor:
-    """Return a tensor divided as a weight is, in its dtype. whole: the same in every process."""
+def sharded_like(whole: Tensor, weight: Tensor) -> Tensor:
+    """Return a tensor sharded over the processes as a weight is, in the weight's dtype; whole if
+    the weight is.
+
+    whole: the same in every process.
+    """
     whole = whole.to(weight.dtype)
     if not is_divided(weight):
         return whole

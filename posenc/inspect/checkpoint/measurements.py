@@ -279,9 +279,11 @@ def _kv_heads(config: Any) -> int:
         config, "new_decoder_architecture", False
     ):
         return 1  # Falcon's first, GPT-BigCode
-    possible_names = ("num_key_value_heads", "num_kv_heads")
-    counts = (getattr(config, name, None) for name in possible_names)
-    return next((count for count in counts if count), config.num_attention_heads)
+    for name in ("num_key_value_heads", "num_kv_heads"):
+        count = getattr(config, name, None)
+        if count:
+            return count
+    return config.num_attention_heads
 
 
 def _weights_by_part(

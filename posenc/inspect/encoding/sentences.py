@@ -70,8 +70,8 @@ class NearAndFar:
 class NewAngles(NamedTuple):
     """Where rotary pairs reach angles that training never showed.
 
-    position: the first position at which some pair turns further than ever in training. pairs:
-    number of pairs that do so before twice that position.
+    position: the first position at which some pair turns further than ever in training.
+    num_pairs: number of pairs that do so before twice that position.
     """
 
     position: int

@@ -239,8 +239,12 @@ def _share_channels(pairs: Pairs) -> bool:
 
 
 def _added_content_reader(run: Run, width: int, axes: PositionAxes) -> ResultReader:
-    """Return a reader of x with positions added, or of the added rows alone: as sinusoids if they
-    are such, else as values."""
+    """Return a reader of a module that returns its input with positions added, or the added rows
+    alone, found by running it on an input of zeros, too.
+
+    The rows are read as sinusoids if they are such, else as values.
+    Raises: UnfitCall if it does neither.
+    """
     if any(len(part_axes) > 1 for part_axes in axes.values()):
         raise UnfitCall("returns something for each pair of positions, and not for each position")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.files.opening import open_ordinary
-from posenc.runtimes.config_model import with_language_model_on_top
+from posenc.runtimes.config_model import with_language_model_keys_at_top
 from posenc.runtimes.families import rotates_nothing
 from posenc.runtimes.files.gguf_metadata import Metadata
 from posenc.runtimes.files.json_object import read_json
@@ -64,7 +64,7 @@ def load(path: Path) -> Source:
     if is_gguf or path.suffix == ".gguf":
         return Source(path, "gguf", metadata=_read_metadata(path))
     file_content = read_json(path)
-    model_type = with_language_model_on_top(file_content).get("model_type")
+    model_type = with_language_model_keys_at_top(file_content).get("model_type")
     if rotates_nothing(model_type, file_content):
         raise NoRotationError(
             f"{path}: {model_type} has no rotary positions; there is nothing to judge."

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from posenc.runtimes.computed_positions import LLAMA3_DEFAULTS
-from posenc.runtimes.config_model import Model, with_language_model_on_top
+from posenc.runtimes.config_model import Model, with_language_model_keys_at_top
 from posenc.runtimes.families import json_table
 
 KEY_ABOUT_POSITIONS = re.compile(
@@ -100,7 +100,7 @@ def as_transformers(raw: Mapping[str, Any]) -> dict[str, Any]:
     if translate := translators.get(spelling):
         unread_items = _untranslated_keys(raw, spelling).items()
         return translate(raw) | {k: v for k, v in unread_items if KEY_ABOUT_POSITIONS.search(k)}
-    _check_values(with_language_model_on_top(raw))
+    _check_values(with_language_model_keys_at_top(raw))
     return dict(raw)
 
 
@@ -320,7 +320,10 @@ def _translate_deepseek(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def unknown_keys(config: Mapping[str, Any], model: Model) -> list[str]:
     """Return the keys about positions that posenc does not understand in this family."""
-    flat_config, keys_of_family = with_language_model_on_top(config), model.facts.get("keys", ())
+    flat_config, keys_of_family = (
+        with_language_model_keys_at_top(config),
+        model.facts.get("keys", ()),
+    )
     keys_not_understood = [
         key
         for key, value in flat_config.items()

@@ -110,7 +110,7 @@ def _compute_from_accepted_file(
     """Return what libllama computes from a file that it accepts. model: what it was converted from,
     where that is known."""
     rotations = _rotations_by_kind(meta, length, model)
-    if model is not None and meta.architecture not in ARCHITECTURES_WRITTEN_WHOLE:
+    if model is not None and meta.architecture not in ARCHITECTURES_WHOSE_FILES_SAY_ALL:
         unrotated_layers = model.without_rotation
     else:
         unrotated_layers = _unrotated_in_graph(meta)
@@ -426,7 +426,7 @@ RULES_OF_UNROTATED_LAYERS: dict[str, Callable[[Metadata], Iterator[int]]] = {
     "smollm3": partial(_last_of_each, 4),  # smollm3.cpp:5, :69
 }
 """Architecture -> the rule of its layers that do not rotate."""
-ARCHITECTURES_WRITTEN_WHOLE = (
+ARCHITECTURES_WHOSE_FILES_SAY_ALL = (
     "afmoe",
     "cohere2",
     "cohere2moe",

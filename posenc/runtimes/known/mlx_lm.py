@@ -176,8 +176,12 @@ def _ministral_theta_and_scaling(rope_parameters: Any) -> tuple[float, Scaling]:
 def _rotations_by_kind(
     model: Model, facts: MlxLmFacts, full_rotation: LayerRotation
 ) -> dict[str, LayerRotation]:
-    """Return the rotation of each kind of layer. mlx-lm decides kinds by sliding_window_pattern,
-    never by layer_types."""
+    """Return the rotation of each kind of layer.
+
+    olmo3's model file reads layer_types, as do those whose configs have a rope dict with a base for
+    each kind. The others, of Gemma 3's style, count by sliding_window_pattern, whatever layer_types
+    say.
+    """
     if not model.has_rope_dict_per_kind:
         return {"all": full_rotation}
     if facts.file_name == "olmo3":

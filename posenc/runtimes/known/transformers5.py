@@ -132,8 +132,9 @@ def _refuse_null_head(rope_type: str, model: Model) -> None:
     linear and llama3 replace it by the width of a head (modeling_rope_utils.py:180 and :638 of the
     release that was read), the others only one that is missing (:324, :415, :548)."""
     facts = model.transformers5_facts
-    null_by_default = "head_dim" in facts.checked_keys.integers_or_null
-    value_if_missing = None if null_by_default else 0  # 0: any number, which is not null
+    # A class that admits null beside integers has null as its default.
+    is_null_by_default = "head_dim" in facts.checked_keys.integers_or_null
+    value_if_missing = None if is_null_by_default else 0  # 0: any number, which is not null
     is_null = model.config.get("head_dim", value_if_missing) is None
     is_multiplied = facts.nulls.get("head_dim") == "multiplied"
     if is_null and is_multiplied and rope_type not in ("linear", "llama3"):

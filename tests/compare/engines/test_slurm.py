@@ -12,7 +12,7 @@ import pytest
 
 from posenc.compare.engines import run_trials
 from posenc.compare.engines.remote import Lost
-from posenc.compare.engines.slurm import Slurm, SlurmTask, job_parameters_of
+from posenc.compare.engines.slurm import Slurm, SlurmTask, submitit_parameters
 from tests.compare.engines.test_run_trials import Log, results, run_here, trial
 from tests.processes import supervisor_of
 
@@ -108,7 +108,7 @@ def test_sbatch_is_told_of_a_day_without_settings(tmp_path, monkeypatch):
     [("90", 90), ("90:30", 91), ("12:00:00", 720), ("2-00", 2880), ("1-12:30", 2190)],
 )
 def test_times_are_read_as_slurm_does(text, minutes):
-    assert job_parameters_of(f"time={text}") == {"timeout_min": minutes}
+    assert submitit_parameters(f"time={text}") == {"timeout_min": minutes}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from posenc.compare.judging.standing import standing_at
 from posenc.compare.page.report import report_of
 from posenc.compare.plan.encodings import (
     _check_outputs_at_lengths,
-    find_contract_failures,
+    check_contracts,
     read_encodings,
 )
 from posenc.compare.results import Study, with_labels
@@ -130,10 +130,10 @@ def test_there_is_a_mistake_for_each_check_that_voids_a_comparison():
 def test_an_encoding_that_voids_a_comparison_is_refused(folder, check):
     name = MISTAKES[check]
     with pytest.raises(ValueError, match=f"{name}: .*--unchecked compares it") as raised:
-        find_contract_failures(read_encodings(["rope", f"planted.py:{name}"]), False)
+        check_contracts(read_encodings(["rope", f"planted.py:{name}"]), False)
     shutil.copy(folder / "planted.py", folder / "again.py")  # classes that remember nothing yet
     (said,) = (
-        found := find_contract_failures(read_encodings(["rope", f"again.py:{name}"]), True)
+        found := check_contracts(read_encodings(["rope", f"again.py:{name}"]), True)
     ).values()
     assert list(found) == [f"again.py:{name}"]
     assert said in str(raised.value)
@@ -153,9 +153,7 @@ def test_numbers_that_depend_on_how_many_tokens_follow_are_seen_at_the_lengths_o
 
 def test_an_encoding_that_keeps_its_promises_is_not_refused(folder):
     assert (
-        find_contract_failures(
-            read_encodings(["rope", "my.py:LogALiBi", "rope+my.py:LogALiBi"]), False
-        )
+        check_contracts(read_encodings(["rope", "my.py:LogALiBi", "rope+my.py:LogALiBi"]), False)
         == {}
     )
 
@@ -164,7 +162,7 @@ def test_one_that_cannot_be_built_for_the_check_is_not_compared_in_silence(folde
     text = MINE.replace("super().__init__()", "super().__init__()\n        assert num_heads == 2")
     (folder / "my.py").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match="could not be checked, because it cannot be built for 4"):
-        find_contract_failures(read_encodings(["my.py:LogALiBi"]), False)
+        check_contracts(read_encodings(["my.py:LogALiBi"]), False)
 
 
 def finished(folder: Path) -> dict[str, int]:

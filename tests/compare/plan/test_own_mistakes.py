@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.compare.plan.encodings import find_contract_failures, read_encodings
+from posenc.compare.plan.encodings import check_contracts, read_encodings
 from posenc.compare.trial import task_of_trial
 from posenc.encodings import ModelShape, create
 from posenc.testing import CHECKS, maker, verdicts
@@ -79,12 +79,12 @@ def write(tmp_path, monkeypatch):
 def test_each_mistake_is_named_in_one_line(write, code, place, said):
     compared = write(code, "DistanceBias") if place is None else write(code, place=place)
     with pytest.raises(ValueError, match=said) as refused:
-        find_contract_failures(compared, False)
+        check_contracts(compared, False)
     text = str(refused.value)
     assert text.startswith("mine.py:Mine: ") and "\n" not in text
     named = [meaning for meaning in VOIDING_FAILURES.values() if meaning in text]
     assert len(named) == ("(in the check " not in text)  # an error says nothing of the check
-    assert find_contract_failures(compared, True)
+    assert check_contracts(compared, True)
 
 
 LONG = {
@@ -101,25 +101,22 @@ LONG = {
 @pytest.mark.parametrize("code", LONG)
 def test_a_mistake_at_the_lengths_of_the_study_only_is_found(write, code, monkeypatch):
     compared = write(code, place=1)
-    assert find_contract_failures(compared, False) == {}
+    assert check_contracts(compared, False) == {}
     monkeypatch.setattr(
         "posenc.compare.plan.encodings._REQUIRED_CHECKS", {}
     )  # which it has just passed
     short = planned(train_length=16, test_lengths="32")
-    assert find_contract_failures(compared, False, short) == {}
+    assert check_contracts(compared, False, short) == {}
     for lengths in ({"train_length": 1024, "test_lengths": "1024"}, {"test_lengths": "1024"}):
         with pytest.raises(ValueError, match=LONG[code]) as refused:
-            find_contract_failures(compared, False, planned(**lengths))
+            check_contracts(compared, False, planned(**lengths))
         assert "\n" not in str(refused.value)
     task = planned(task=["flip_flop"], test_lengths="400")  # of two tokens for each instruction
     assert max(task_of_trial.lengths_of_tests(task[0])) == 799
     if "700" in code:
         with pytest.raises(ValueError, match=LONG[code]):
-            find_contract_failures(compared, False, task)
-    assert (
-        find_contract_failures(compared, False, planned(train_length=1024, objective="masked"))
-        == {}
-    )
+            check_contracts(compared, False, task)
+    assert check_contracts(compared, False, planned(train_length=1024, objective="masked")) == {}
 
 
 @pytest.mark.parametrize(
@@ -139,7 +136,7 @@ def test_a_constructor_that_cannot_be_called_says_what_it_lacks(write, arguments
 
 def test_what_prints_or_looks_at_a_constant_is_compared(write, capsys):
     code = BIAS.format("print('hello'); distance = distance * (CALLS[0] + 1)")
-    assert find_contract_failures(write(code, "DistanceBias"), False) == {}
+    assert check_contracts(write(code, "DistanceBias"), False) == {}
     out, err = capsys.readouterr()
     assert out == "" and "hello" in err
 
