@@ -20,7 +20,6 @@ from rich.text import Text
 
 import posenc
 from posenc.command_line import main as cli
-from posenc.command_line.jobs import JOBS
 from posenc.command_line.options import PANELS, option
 from posenc.compare import run_study as compare
 from posenc.compare.engines import run_trials
@@ -373,12 +372,12 @@ def test_unknown_command_is_one_line_and_code_2(call):
 def test_posenc_alone_shows_each_job_with_an_example(call):
     code, out, err = call()
     assert (code, err) == (0, "")
-    assert len(JOBS) == 5
-    assert all(f"  {job.verb} " in out and f" {job.example}\n" in out for job in JOBS)
+    assert len(cli.JOBS) == 5
+    assert all(f"  {job.verb} " in out and f" {job.example}\n" in out for job in cli.JOBS)
     assert out.rstrip().endswith("`posenc --help` all commands.")
 
 
-@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.verb)
+@pytest.mark.parametrize("job", cli.JOBS, ids=lambda job: job.verb)
 def test_the_example_of_a_job_is_a_command_with_options_that_exist(job):
     program, *words = job.example.split()
     assert program == "posenc"

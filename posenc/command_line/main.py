@@ -12,14 +12,13 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, NamedTuple, cast, get_args
 
 import typer
 from rich.markup import escape
 
 from posenc import __version__
 from posenc.command_line.errors import RunFailed, Stopped, describe_os_error, disk_is_full
-from posenc.command_line.jobs import jobs_in_words
 from posenc.command_line.options import PANELS, option
 from posenc.lazy import EXTRA_BY_PACKAGE, install_hint
 from posenc.machine import fingerprint
@@ -49,6 +48,48 @@ CTRL_C_EXIT_CODE = 130
 """Exit code after Ctrl-C, the same as typer's."""
 RESTART_HINT = "stopped; the same command starts from the beginning."
 """What to know after Ctrl-C, unless `Stopped` says more."""
+
+
+class Job(NamedTuple):
+    """Describe a job of a user.
+
+    verb: one word. example: a command that does it. result: what the command gives, one sentence.
+    """
+
+    verb: str
+    example: str
+    result: str
+
+
+JOBS = (
+    Job(
+        "choose",
+        "posenc compare rope alibi t5 --text book.txt",
+        "Train each encoding on short text, test it on long text, and name one to take.",
+    ),
+    Job(
+        "extend",
+        "posenc extend MODEL --to 8192 --out LONGER",
+        "Give a RoPE checkpoint a longer context; measure each method first.",
+    ),
+    Job(
+        "serve",
+        "posenc doctor MODEL",
+        "Say what six runtimes compute from a config or GGUF file, and where one misreads it.",
+    ),
+    Job(
+        "check",
+        "posenc inspect contract my_encoding.py:Mine",
+        "Test an encoding of your own: decoding, packing, gradients, compilation.",
+    ),
+    Job(
+        "learn",
+        "posenc explore --out page.html",
+        "Write a page with sliders that shows why RoPE breaks at length.",
+    ),
+)
+"""What posenc is for, as `posenc` alone prints it."""
+
 
 # typer may contain its own copy of click, so this class comes from typer.
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
@@ -215,7 +256,19 @@ def _print_version_or_jobs(
         )
         raise typer.Exit
     if context.invoked_subcommand is None:
-        print(jobs_in_words())
+        print(_jobs_in_words())
+
+
+def _jobs_in_words() -> str:
+    """Return the lines that `posenc` alone prints."""
+    lines = ["posenc: position encodings for Transformers. Five jobs, with an example each:", ""]
+    for job in JOBS:
+        lines.append(f"  {job.verb:<8}{job.example}")
+        lines.append(f"  {'':<8}{job.result}")
+    lines.append("")
+    lines.append("In Python: import posenc; posenc.RoPE, posenc.attention, posenc.hf.attach, ...")
+    lines.append("`posenc list` names the encodings, `posenc --help` all commands.")
+    return "\n".join(lines)
 
 
 def _command_path(arguments: Sequence[str]) -> str:
