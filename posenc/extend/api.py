@@ -18,8 +18,8 @@ from posenc.extend.report import OUT_OF_DOMAIN_CAUTION, report_of
 from posenc.extend.variants import WINDOW, WINDOW_IN_CONFIG
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import read_file_bytes, read_file_text
+from posenc.hf import sharding
 from posenc.hf.checkpoint.tokenization import split_documents
-from posenc.hf.processes import sharding
 from posenc.hf.restart_state import default_state_folder
 from posenc.report.chart import csv_text
 from posenc.report.report import Report

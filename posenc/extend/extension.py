@@ -49,11 +49,11 @@ from posenc.extend.variants import (
     variant_builders,
 )
 from posenc.files.opening import remove_folder
+from posenc.hf import sharding
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
 from posenc.hf.checkpoint.tokenization import Windows, make_text_encoder, require_mask_token_id
 from posenc.hf.lora import save_adapter
 from posenc.hf.model_rotation import settings_applied
-from posenc.hf.processes import sharding
 from posenc.hf.restart_state import default_state_folder, folder_locked
 from posenc.hf.teacher import SameWeights, Teacher, copied_teacher
 from posenc.hf.tune_config import TuneConfig

@@ -18,7 +18,7 @@ from posenc.extend.options import Options
 from posenc.extend.variants import DROPE, DUAL_CHUNK, WINDOW, position_maps
 from posenc.files.atomic import prepare_page_and_figures
 from posenc.files.opening import remove_folder
-from posenc.hf import learned_tables
+from posenc.hf import learned_tables, sharding
 from posenc.hf.checkpoint.files import read_config, tokenizer_files
 from posenc.hf.checkpoint.loading import (
     DEVICES,
@@ -32,7 +32,6 @@ from posenc.hf.model_rotation import (
     frequencies_differ,
     rotary_frequencies,
 )
-from posenc.hf.processes import sharding
 from posenc.hf.restart_state import default_state_folder
 from posenc.hf.rope_settings import EXTENDED_LAYER_TYPES
 from posenc.hf.sliding_window import why_no_window

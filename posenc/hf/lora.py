@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import make_subfolder
 from posenc.files.sealed_json import strict_json
-from posenc.hf.processes.sharding import sharded_like
+from posenc.hf.sharding import sharded_like
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 

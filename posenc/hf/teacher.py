@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc.hf.lora import LoRALinear, adapters_off
 from posenc.hf.model_rotation import Rotation
-from posenc.hf.processes.sharding import is_divided
+from posenc.hf.sharding import is_divided
 from posenc.models.generating import eval_mode
 
 

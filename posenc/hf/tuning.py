@@ -4,7 +4,7 @@ Stopping and resuming changes nothing on the CPU; on CUDA gradients may be added
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,10 @@ from torch.nn import functional as F
 from posenc.command_line.errors import RunFailed
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import make_subfolder, path_in_folder, read_file_bytes
+from posenc.hf import sharding
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.hf.chunked_logits import ChunkedLogits
 from posenc.hf.lora import add_lora, merge_lora
-from posenc.hf.master_weights import MasterWeights
-from posenc.hf.processes import sharding
 from posenc.hf.restart_state import (
     Identity,
     discard_damaged_state,
@@ -150,7 +149,7 @@ def rows_at_once(length: int) -> int:
 
 
 def _take_optimizer_step(
-    loss: float, masters: MasterWeights, optimizer: torch.optim.Optimizer, step: int
+    loss: float, masters: "MasterWeights", optimizer: torch.optim.Optimizer, step: int
 ) -> float:
     """Change the weights by one step down their gradients, and return the loss of the step in all
     processes. loss: that of the rows of this process.
@@ -341,3 +340,50 @@ def restore_tuning(
                 for key, moment in moments.items()
             }
     return record["losses"]
+
+
+class MasterWeights:
+    """Hold a float32 copy of every trainable weight in half precision, which the optimizer changes:
+    a step of a small learning rate is below the last bit of half precision.
+
+    After a step the weight is the copy rounded to the weight's dtype. A weight in float32 is its
+    own copy. Gradients are added up in float32.
+
+    Args:
+        trainable_parameters: the weights that are tuned, by name.
+
+    Source: Micikevicius et al. 2018, arXiv:1710.03740, section 3.1.
+
+    >>> weight = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    >>> masters = MasterWeights({"weight": weight})
+    >>> masters.weights["weight"].data += 0.001  # below the last bit of bfloat16 at 1
+    >>> masters.write_back()
+    >>> weight.item(), round(masters.weights["weight"].item(), 4)
+    (1.0, 1.001)
+    """
+
+    def __init__(self, trainable_parameters: Mapping[str, nn.Parameter]) -> None:
+        self.trainable_parameters = dict(trainable_parameters)
+        self.weights: dict[str, nn.Parameter] = {
+            name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())
+            for name, p in trainable_parameters.items()
+        }
+
+    def take_gradients(self) -> None:
+        """Add the gradients of the weights to those of their copies, and free them."""
+        for name, p in self.trainable_parameters.items():
+            master = self.weights[name]
+            if master is p or p.grad is None:
+                continue
+            if master.grad is None:
+                master.grad = p.grad.float()
+            else:
+                master.grad += p.grad
+            p.grad = None
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Round the copies to the dtype of the weights, and write them there."""
+        for name, p in self.trainable_parameters.items():
+            if self.weights[name] is not p:
+                p.copy_(self.weights[name])

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from posenc.extend.export.stock_reader import stream_layers
 from posenc.extend.options import Options
 from posenc.extend.refusals import check_before_loading
-from posenc.hf.processes import sharding
+from posenc.hf import sharding
 from posenc.hf.tune_config import TuneConfig
 from tests.hf_models import LENGTH, WORDS, save, transformers
 

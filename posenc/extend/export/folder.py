@@ -20,7 +20,7 @@ from posenc.files.opening import copy_file, make_subfolder, read_file_text
 from posenc.files.sealed_json import parse_bounded_json, strict_json
 from posenc.hf.checkpoint.files import INDEX_FILE, tokenizer_files, weight_files
 from posenc.hf.checkpoint.loading import Checkpoint
-from posenc.hf.processes.sharding import gather_weights, is_sharded
+from posenc.hf.sharding import gather_weights, is_sharded
 from posenc.runtimes.config_model import TRAINED_LENGTH_KEY, model_of
 from posenc.runtimes.disagreement import reasons_for_disagreement
 from posenc.runtimes.files.json_object import read_json

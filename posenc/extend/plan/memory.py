@@ -24,10 +24,14 @@ from posenc.hf.checkpoint.simulated_memory import (
     meta_device_like_others,
 )
 from posenc.hf.lora import add_lora
-from posenc.hf.master_weights import MasterWeights
 from posenc.hf.teacher import SameWeights, copied_teacher
 from posenc.hf.tune_config import TuneConfig
-from posenc.hf.tuning import next_token_loss, rows_at_once, set_gradient_checkpointing
+from posenc.hf.tuning import (
+    MasterWeights,
+    next_token_loss,
+    rows_at_once,
+    set_gradient_checkpointing,
+)
 
 IN_PROCESSES = "tuning, torchrun"
 """The name of the stage of tuning in several processes."""

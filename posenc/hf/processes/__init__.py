@@ -1,1 +1,0 @@
-"""Tune one model in several processes, each with a part of every layer."""
