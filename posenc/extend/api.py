@@ -11,8 +11,13 @@ from posenc.arguments import explain_misfits
 from posenc.command_line.errors import RunFailed, Stopped
 from posenc.command_line.progress import Narrator
 from posenc.extend.extension import NotExported, Outcome, extend
+from posenc.extend.memory import (
+    device_sizes,
+    plan_stages,
+    report_of_plan,
+    return_freed_memory,
+)
 from posenc.extend.options import DEFAULTS, Options, Progress
-from posenc.extend.plan.freed_memory import return_freed_memory
 from posenc.extend.refusals import check_before_loading, prepare_outputs
 from posenc.extend.report import OUT_OF_DOMAIN_CAUTION, report_of
 from posenc.extend.variants import WINDOW, WINDOW_IN_CONFIG
@@ -122,9 +127,6 @@ def plan_and_show(
     Raises: ValueError, after the report, with the numbers, if it does not fit; before it, for wrong
     input.
     """
-    from posenc.extend.plan.memory import plan_stages
-    from posenc.extend.plan.report import device_sizes, report_of_plan
-
     kind, sizes = device_sizes(options.device, cards)
     check_before_loading(folder, out, method, options)
     stages = plan_stages(

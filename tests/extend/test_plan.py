@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from posenc.extend.measure.losses import next_token_losses
+from posenc.extend.memory import GB, Stage, bytes_on_devices, device_sizes, plan_stages
 from posenc.extend.options import Options
-from posenc.extend.plan.memory import Stage, plan_stages
-from posenc.extend.plan.report import GB, bytes_on_devices, device_sizes
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.tune_config import TuneConfig
 from tests.hf_models import LENGTH, save, transformers

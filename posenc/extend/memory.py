@@ -1,4 +1,5 @@
-"""Plan the memory of an extension from the config and the headers of the weights.
+"""Plan the memory of an extension from the config and the headers of the weights, and say whether
+it fits; give memory that is freed back to the system, as the plan counts it.
 
     on a device = (weights + trained + kept) / number of devices + at work
 
@@ -6,8 +7,11 @@ kept: values of the forward pass that the backward pass needs; they lie where th
 at work: what exists for a moment in one layer, or for one chunk of logits.
 """
 
+import ctypes
+import re
 import resource
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,7 @@ import torch
 from posenc.extend.measure.losses import MAX_TOKENS_PER_BATCH, next_token_losses, piece_length
 from posenc.extend.options import Options
 from posenc.extend.refusals import check_new_length, with_trained_length
-from posenc.hf.checkpoint.loading import Checkpoint, load_on_meta
+from posenc.hf.checkpoint.loading import Checkpoint, load_on_meta, memory_of_devices
 from posenc.hf.checkpoint.simulated_memory import (
     SimulatedMemory,
     bytes_of_weights,
@@ -32,11 +36,24 @@ from posenc.hf.tuning import (
     rows_at_once,
     set_gradient_checkpointing,
 )
+from posenc.report.report import Report, Section, Table
 
 IN_PROCESSES = "tuning, torchrun"
 """The name of the stage of tuning in several processes."""
 CUDA_PROGRAM_BYTES = 1 << 30
 """What CUDA's kernels and libraries take of a GPU; about this much, not derived."""
+GB = 10**9
+ARITHMETIC = (
+    "On a device: (weights + trained + kept) / devices + at work + program. trained: adapters, "
+    "float32 copies and AdamW's states of what is trained. kept: values that the backward pass "
+    "needs. at work: one layer and one chunk of logits, and the cache while measuring. They are "
+    "from the shapes of all tensors, with fused attention; no model was loaded. Under torchrun "
+    "each device keeps what its own rows need, and embeddings and head whole: all under at work."
+)
+DESCRIPTION_OF_CARDS = re.compile(r"(?:(\d{1,3})x)?(\d{1,6}(?:\.\d+)?)")
+_LARGE_BYTES = 1 << 20
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Names of these settings in glibc's malloc.h."""
 
 
 @dataclass(frozen=True)
@@ -195,3 +212,108 @@ def _bytes_outside_and_in_a_layer(model: Any) -> tuple[int, int]:
 def _tokens(rows: int, length: int) -> Any:
     """Return token ids without values, (rows, length)."""
     return torch.empty(rows, length, dtype=torch.int64, device="meta")
+
+
+def device_sizes(device: str, cards: str | None) -> tuple[str, list[int]]:
+    """Return the kind of device to plan for, "cpu" or "cuda", and the bytes of each.
+
+    device: that of --device. cards: GB of other devices than those here, as "80", "8x80" or
+    "80,24"; None for those here.
+
+    Raises: ValueError for other texts, or a machine that does not say its memory.
+    """
+    if cards is not None:
+        return "cuda", [size for part in cards.split(",") for size in _sizes_in_words(part, cards)]
+    kind, sizes = memory_of_devices(device)
+    if sizes is None:
+        raise ValueError("--plan: this system does not say its memory; give --cards GB.")
+    return kind, sizes
+
+
+def _sizes_in_words(part: str, cards: str) -> list[int]:
+    """Return the bytes of the devices in one part of --cards, such as "8x80"."""
+    match = DESCRIPTION_OF_CARDS.fullmatch(part.strip())
+    if match is None or not float(match[2]) or match[1] == "0":
+        raise ValueError(f"--cards must be GB such as 80, 8x80 or 80,24, got {cards!r}.")
+    return [round(float(match[2]) * GB)] * int(match[1] or 1)
+
+
+def bytes_on_devices(stage: Stage, sizes: Sequence[int], program: int) -> list[int] | None:
+    """Return what a stage takes on devices of these sizes, in bytes: each has what is at work, and
+    of the rest as large a share as it has room. None if there is no room for the rest."""
+    spread = stage.weights + stage.trained + stage.kept
+    rooms = [size - stage.at_work - program for size in sizes]
+    if min(rooms) <= 0 or sum(rooms) < spread:
+        return None
+    return [round(spread * room / sum(rooms)) + stage.at_work + program for room in rooms]
+
+
+def report_of_plan(
+    stages: Sequence[Stage], kind: str, sizes: Sequence[int], target_length: int, options: Options
+) -> tuple[Report, str | None]:
+    """Return the report of the stages' memory, and a sentence on what does not fit; None if all
+    fits. kind: "cpu" or "cuda". sizes: bytes of each device."""
+    program = program_bytes(kind)
+    rows = []
+    too_large = []
+    for stage in stages:
+        on_devices = bytes_on_devices(stage, sizes, program)
+        # Where several processes have no room, one may have, and the other way round.
+        if on_devices is None and stage.name != IN_PROCESSES:
+            too_large.append(stage)
+        columns = (stage.weights, stage.trained, stage.kept, stage.at_work, program)
+        needed = stage.on_a_device(len(sizes), program)
+        largest = "does not fit" if on_devices is None else _gb(max(on_devices))
+        rows.append([stage.name, *map(_gb, columns), _gb(needed), largest])
+    sizes_in_words = ", ".join(map(_gb, sizes))
+    what = f"{target_length:,} tokens on {kind} with {sizes_in_words} GB"
+    problem = None
+    if too_large:
+        needs = ", ".join(
+            f"{stage.name} needs {_gb(stage.on_a_device(len(sizes), program))}"
+            for stage in too_large
+        )
+        problem = f"{what}: {needs} GB on each device.{_advice(too_large, options)}"
+    headline = f"{what}: it fits." if problem is None else f"{what}: it does not fit."
+    header = ("GB", "weights", "trained", "kept", "at work", "program", "on each", "on the largest")
+    table = Table(header, rows, ARITHMETIC, name="memory")
+    facts = {"fits": problem is None, "devices": list(sizes), "stages": list(stages)}
+    return Report("The memory of an extension", headline, facts, [Section("", [table])]), problem
+
+
+def _advice(too_large: Sequence[Stage], options: Options) -> str:
+    """Return a space and a sentence that names options that take less memory; "" for none."""
+    config = options.tune
+    if config is None or all(stage.name != "tuning" for stage in too_large):
+        return ""
+    missing_options = []
+    if not config.lora_rank:
+        missing_options.append("--lora 16")
+    if not config.adapter:
+        missing_options.append("--adapter")
+    if not config.recompute:
+        missing_options.append("--recompute")
+    if config.batch > 1:
+        missing_options.append("--batch 1")
+    return f" Less memory: {', '.join(missing_options)}." if missing_options else ""
+
+
+def _gb(num_bytes: int) -> str:
+    """Return bytes in units of 10^9, as text."""
+    return f"{num_bytes / GB:.1f}"
+
+
+def return_freed_memory() -> None:
+    """Let this process give back each block of 1 MiB or more when it is freed.
+
+    glibc raises that size up to 32 MiB as larger blocks are freed, and keeps what it may need
+    again, with holes in it: a step of tuning a Llama of 1.2 B took 0.6 GB more than what lived at
+    its peak, a sixth of all. Other C libraries have no such setting.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is None:
+        return
+    for option in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
+        set_option(option, _LARGE_BYTES)

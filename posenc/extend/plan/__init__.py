@@ -1,1 +1,0 @@
-"""Say what memory an extension takes, before anything is loaded."""
