@@ -126,6 +126,15 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return files
 
 
+def pooling_settings(folder: Path) -> dict[str, Any] | None:
+    """Return the settings with which sentence-transformers makes one vector of a text from those of
+    its tokens; None for another folder. Raise ValueError for a link out of the folder."""
+    for pooling_folder in sorted(folder.glob("*_Pooling")):
+        if (pooling_folder / "config.json").exists():
+            return read_json(path_inside(pooling_folder, "config.json", "sentence-transformers"))
+    return None
+
+
 def nested_items(content: Any) -> list[tuple[str, Any]]:
     """Return all keys and values of a JSON object and of the objects inside it."""
     if isinstance(content, list):

@@ -41,6 +41,7 @@ class Checkpoint:
     folder: where it was loaded from.
     raw_config: config.json as a dict, as it is in the folder.
     masked: True if it predicts masked tokens instead of the next one.
+    has_head: False if it predicts no token: its output is a vector for each token.
     rope_settings: its rotation in each kind of layer; empty if it has none.
     max_positions: the longest sequence that its config or its position table allows, in tokens;
         None without a limit.
@@ -54,6 +55,7 @@ class Checkpoint:
     rope_settings: tuple[RopeSetting, ...]
     max_positions: int | None
     stored_dtype: str = "float32"
+    has_head: bool = True
 
     @property
     def config(self) -> Any:
@@ -70,6 +72,8 @@ class Checkpoint:
         """Return the name of the class of transformers that loads the folder."""
         if self.masked:
             return "AutoModelForMaskedLM"
+        if not self.has_head:
+            return "AutoModel"
         causal_configs = import_quiet_transformers().MODEL_FOR_CAUSAL_LM_MAPPING
         if self.is_whole_with_images and type(self.model.config) not in causal_configs:
             return "AutoModelForImageTextToText"
@@ -91,6 +95,7 @@ def load_checkpoint(
     *,
     allow_encoder_decoder: bool = False,
     allow_images: bool = False,
+    allow_no_head: bool = False,
     attention_implementation: str | None = None,
     dtype: str = "float32",
     device: str = "cpu",
@@ -102,6 +107,7 @@ def load_checkpoint(
         allow_encoder_decoder: accept encoder-decoders too, instead of refusing them.
         allow_images: accept models of text and images whose language model transformers does not
             open by itself; the whole model is then loaded, and reads text.
+        allow_no_head: accept models that predict no token, which embed text in vectors.
         attention_implementation: attn_implementation of transformers; None lets transformers
             choose. Some families (Falcon) accept it only at loading.
         dtype: dtype of the weights, one of DTYPES; "auto" keeps the stored one, and then
@@ -114,7 +120,11 @@ def load_checkpoint(
     """
     resolved_device = resolve_device(device)
     described = _read_description(
-        Path(folder), dtype, allow_encoder_decoder, allow_images=allow_images
+        Path(folder),
+        dtype,
+        allow_encoder_decoder,
+        allow_images=allow_images,
+        allow_no_head=allow_no_head,
     )
     folder = described.folder
     auto_class = described.auto_class
@@ -167,7 +177,12 @@ class _Description(NamedTuple):
 
 
 def _read_description(
-    folder: Path, dtype: str, allow_encoder_decoder: bool, *, allow_images: bool = False
+    folder: Path,
+    dtype: str,
+    allow_encoder_decoder: bool,
+    *,
+    allow_images: bool = False,
+    allow_no_head: bool = False,
 ) -> _Description:
     """Read and check everything of a folder but its weights. Raises: as `load_checkpoint`."""
     if dtype not in DTYPES:
@@ -184,12 +199,39 @@ def _read_description(
         ) from error
     if allow_images and _needs_its_images(config):
         auto_class = transformers.AutoModelForImageTextToText
+    elif allow_no_head and _has_no_head(folder, config, raw_config, elements_by_dtype):
+        auto_class = transformers.AutoModel
     else:
         auto_class = _auto_class(config, raw_config, folder, allow_encoder_decoder)
     rope_settings, max_positions = _rope_settings_and_limit(text_config_of(config), folder)
     return _Description(
         folder, raw_config, elements_by_dtype, config, auto_class, rope_settings, max_positions
     )
+
+
+def _has_no_head(
+    folder: Path,
+    config: Any,
+    raw_config: dict[str, Any],
+    elements_by_dtype: dict[str, dict[str, int]],
+) -> bool:
+    """Return True for the folder of a model of one stack that predicts no token: its config names
+    the bare model, or it is a folder of sentence-transformers with the weights of the bare model.
+    """
+    bare_classes = import_quiet_transformers().AutoModel._model_mapping
+    if config.is_encoder_decoder or type(config) not in bare_classes:
+        return False
+    bare_class = bare_classes[type(config)]
+    if isinstance(bare_class, tuple):  # several classes for one config (Funnel)
+        return False
+    if bare_class.__name__ in (raw_config.get("architectures") or []):
+        return True
+    # A model with a head has the bare one inside of it, as "bert" or "model"; GPT-2's own folder
+    # was saved without, so that the names alone do not tell.
+    prefix = f"{bare_class.base_model_prefix}."
+    stored_names = [name for names in elements_by_dtype.values() for name in names]
+    is_inside = any(name.startswith(prefix) for name in stored_names)
+    return files.pooling_settings(folder) is not None and not is_inside
 
 
 def _needs_its_images(config: Any) -> bool:
@@ -213,6 +255,7 @@ def _checkpoint_of(described: _Description, model: Any) -> Checkpoint:
         described.rope_settings,
         described.max_positions if table is None else table.length,
         described.stored_dtype,
+        described.auto_class is not import_quiet_transformers().AutoModel,
     )
 
 
@@ -294,7 +337,11 @@ def _refuse_mismatched_weights(
             f"{folder}: {name} is stored as {tuple(stored_shape)}, and config.json "
             f"needs {tuple(built_shape)}."
         )
-    if missing_names := sorted(loading_info["missing_keys"]):
+    missing_names = sorted(loading_info["missing_keys"])
+    if built_class_name.endswith("Model"):
+        # BERT's layer behind the first token: some folders of vectors lack it, and none reads it.
+        missing_names = [name for name in missing_names if not name.startswith("pooler.")]
+    if missing_names:
         # transformers would draw them at random and only warn.
         class_names = raw_config.get("architectures") or []
         if class_names and built_class_name not in class_names:

@@ -160,6 +160,7 @@ def measure_checkpoint(
         request.folder,
         allow_encoder_decoder=True,
         allow_images=True,
+        allow_no_head=True,
         attention_implementation="eager",
     )
     model = checkpoint.model

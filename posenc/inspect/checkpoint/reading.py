@@ -149,12 +149,12 @@ class Reading:
     attention: (layers, heads, length, length) by stack, "" if there is one. hidden_states: (layers
     + 1, length, width) of the stack that reads the text, embeddings first. The last is the last
     layer's output before the final norm. logits: (length, vocabulary); with two stacks, of the
-    decoder's first token.
+    decoder's first token; None for a model without a head.
     """
 
     attention: dict[str, Tensor]
     hidden_states: Tensor
-    logits: Tensor
+    logits: Tensor | None
 
     @property
     def causal(self) -> bool:
@@ -197,7 +197,7 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
     else:
         attention = {"": outputs.attentions}
         hidden_states = outputs.hidden_states
-        logits = outputs.logits[0]
+        logits = outputs.logits[0] if "logits" in outputs else None  # without a head
     if any(not layer_weights or layer_weights[0] is None for layer_weights in attention.values()):
         raise ValueError(f"A {model_type} model shows no attention weights.")
     if not has_two_stacks and _shapes_differ(outputs.attentions):
@@ -211,12 +211,13 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
     )
 
 
-def _check_states(model_type: str, hidden_states: Sequence[Tensor], logits: Tensor) -> None:
+def _check_states(model_type: str, hidden_states: Sequence[Tensor], logits: Tensor | None) -> None:
     """Raise ValueError if layers return states of different shapes, or if a state or a logit is not
     finite."""
     if _shapes_differ(hidden_states):
         raise ValueError(f"The layers of a {model_type} model hand on states of different shapes.")
-    if not all(state.isfinite().all() for state in (*hidden_states, logits)):
+    checked_tensors = hidden_states if logits is None else (*hidden_states, logits)
+    if not all(tensor.isfinite().all() for tensor in checked_tensors):
         raise ValueError(
             "The model's states are NaN or infinite on this sentence: its weights overflow, so "
             "nothing can be measured."

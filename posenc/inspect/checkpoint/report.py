@@ -133,22 +133,27 @@ def _exchange_blocks(swap: Swap, findings: SwapFindings) -> Iterator[Block]:
     all_effects = {"with positions": swap.with_positions, "without": swap.without}
     effects = {name: effect for name, effect in all_effects.items() if effect is not None}
 
-    def row(label: str, number: Callable[[SwapEffect], float]) -> list[str | Number]:
-        return [label, *(Number(number(effect), format_spec=".2g") for effect in effects.values())]
+    def row(label: str, number: Callable[[SwapEffect], float | None]) -> list[str | Number]:
+        numbers = [number(effect) for effect in effects.values()]
+        return [label, *(Number(n, format_spec=".2g") for n in numbers if n is not None)]
 
     rows = [
         row("last token, layer 1", lambda c: c.last_by_layer[1]),
         row("last token, last", lambda c: c.last_by_layer[-1]),
         row("any token, layer 1", lambda c: c.all_by_layer[1]),
         row("any token, last", lambda c: c.all_by_layer[-1]),
-        row("logits", lambda c: c.logits),
-        row("prediction, nats", lambda c: c.divergence),
     ]
+    caption = (
+        "The largest change: of states after the first layer and the last, relative to their length"
+    )
+    if swap.with_positions.logits is not None:  # the model has a head
+        rows.append(row("logits", lambda c: c.logits))
+        rows.append(row("prediction, nats", lambda c: c.divergence))
+        caption += "; of a logit; from the old prediction to the new one"
     yield Table(
         ["changed", *effects],
         rows,
-        "The largest change: of states after the first layer and the last, relative to their "
-        "length; of a logit; from the old prediction to the new one.",
+        f"{caption}.",
         name="exchange",
     )
 

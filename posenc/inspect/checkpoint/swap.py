@@ -30,14 +30,15 @@ class SwapEffect:
     last_by_layer, all_by_layer: largest change of the last token, and of all tokens; entry 0 is the
         embeddings.
     logits: largest change of a logit at the last token (masked models: at any token). divergence:
-        KL divergence there from the old distribution to the new one, in nats.
+        KL divergence there from the old distribution to the new one, in nats. Both are None for a
+        model without a head.
     """
 
     by_group: list[float]
     last_by_layer: list[float]
     all_by_layer: list[float]
-    logits: float
-    divergence: float
+    logits: float | None
+    divergence: float | None
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,23 @@ def _compare_readings(
     # Back to the places of the original sentence.
     original_places = torch.tensor(order).argsort()
     last_layer_gaps = gaps[-1, original_places]
-    new_logits = after.logits
-    old_logits = before.logits
+    logits_change, divergence = _compare_predictions(before.logits, after.logits, order, masked)
+    return SwapEffect(
+        by_group=[last_layer_gaps[a:b].max().item() for a, b in sentence.groups],
+        last_by_layer=gaps[:, -1].tolist(),
+        all_by_layer=gaps.amax(-1).tolist(),
+        logits=logits_change,
+        divergence=divergence,
+    )
+
+
+def _compare_predictions(
+    old_logits: Tensor | None, new_logits: Tensor | None, order: Sequence[int], masked: bool
+) -> tuple[float | None, float | None]:
+    """Return the largest change of a logit and of a prediction, see `SwapEffect`; None and None for
+    a model without a head. order, masked: as of `_compare_readings`, `swap_words`."""
+    if old_logits is None or new_logits is None:
+        return None, None
     if masked:  # a prediction at each token, else only the next token's, at the last one
         old_logits = old_logits[torch.tensor(order)]
     else:
@@ -135,13 +151,8 @@ def _compare_readings(
         old_logits = old_logits[-1:]
     old_log_probs = old_logits.log_softmax(-1)
     new_log_probs = new_logits.log_softmax(-1)
-    return SwapEffect(
-        by_group=[last_layer_gaps[a:b].max().item() for a, b in sentence.groups],
-        last_by_layer=gaps[:, -1].tolist(),
-        all_by_layer=gaps.amax(-1).tolist(),
-        logits=(new_logits - old_logits).abs().max().item(),
-        divergence=(old_log_probs.exp() * (old_log_probs - new_log_probs)).sum(-1).max().item(),
-    )
+    divergences = (old_log_probs.exp() * (old_log_probs - new_log_probs)).sum(-1)
+    return (new_logits - old_logits).abs().max().item(), divergences.max().item()
 
 
 @contextmanager
