@@ -38,6 +38,10 @@ that people extend (releases {versions}), we built a tiny random model and ran
 results/extend/families.csv results/extend/encoders.csv docs/families.md` write this page; it takes
 a quarter of an hour.
 
+Without a head, as models that make vectors of texts ([extend](extend.md#models-without-a-head)),
+bert, eurobert, gte, jina_embeddings_v3, modernbert, mpnet, nomic_bert, qwen3 and xlm-roberta were
+each extended by one method, exported and proved, by hand.
+
 | family | inspect | extend: methods measured | exported and proved | left out, and why |
 | --- | --- | --- | --- | --- |
 """

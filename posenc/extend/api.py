@@ -10,7 +10,7 @@ from typing import Any
 from posenc.arguments import explain_misfits
 from posenc.command_line.errors import RunFailed, Stopped
 from posenc.command_line.progress import Narrator
-from posenc.extend.extension import NotExported, Outcome, extend
+from posenc.extend.extension import NotExported, extend
 from posenc.extend.memory import (
     device_sizes,
     plan_stages,
@@ -18,6 +18,7 @@ from posenc.extend.memory import (
     return_freed_memory,
 )
 from posenc.extend.options import DEFAULTS, Options, Progress
+from posenc.extend.recommendation import Outcome
 from posenc.extend.refusals import check_before_loading, prepare_outputs
 from posenc.extend.report import OUT_OF_DOMAIN_CAUTION, report_of
 from posenc.extend.variants import WINDOW, WINDOW_IN_CONFIG
@@ -245,7 +246,7 @@ def _write_page_and_table(
     from posenc.report.html_page import page_of
 
     write_and_announce(page_of(report), page_path, figures_folder)
-    if page_path is not None:
+    if page_path is not None and outcome.checkpoint.has_head:
         write_loss_table(outcome, page_path.with_suffix(".csv"))
 
 

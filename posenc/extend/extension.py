@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from posenc.command_line.errors import RunFailed, one_line
@@ -16,8 +15,8 @@ from posenc.extend.export.folder import (
     export_checkpoint,
     help_to_export,
 )
-from posenc.extend.export.prover import Proof, Prover
-from posenc.extend.measure.evaluation import Evaluation, mean_loss_rise, short_windows
+from posenc.extend.export.prover import Prover
+from posenc.extend.measure.evaluation import Evaluation, short_windows
 from posenc.extend.measure.first_window import (
     FirstWindow,
     announcement,
@@ -29,7 +28,7 @@ from posenc.extend.measure.losses import LossReader, NotFinite
 from posenc.extend.measure.samples import sample_windows, split_for_fitting_and_measuring
 from posenc.extend.measure.tasks import Encode
 from posenc.extend.options import DEFAULTS, Options, Progress
-from posenc.extend.recommendation import best_method, recommend
+from posenc.extend.recommendation import Outcome, best_method, recommend
 from posenc.extend.refusals import (
     check_after_loading,
     check_before_loading,
@@ -44,10 +43,13 @@ from posenc.extend.variants import (
     VariantBuilders,
     context_lengths,
     measure_variant,
+    measure_variant_by_vectors,
     needs_search,
     unchanged_variant,
     variant_builders,
 )
+from posenc.extend.vectors.measurement import VectorReader, make_vector_reader
+from posenc.extend.vectors.recommendation import recommend_by_vectors
 from posenc.files.opening import remove_folder
 from posenc.hf import sharding
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
@@ -58,78 +60,10 @@ from posenc.hf.restart_state import default_state_folder, folder_locked
 from posenc.hf.teacher import SameWeights, Teacher, copied_teacher
 from posenc.hf.tune_config import TuneConfig
 from posenc.hf.tuning import tune
-from posenc.statistics.text_intervals import Estimate
-from posenc.tasks.scoring import LEAST_LEARNED_EXACT_MATCH
 
-
-@dataclass
-class Outcome:
-    """Hold all variants measured, the recommendation, and what was exported.
-
-    target: the new length in tokens. measured: each variant with its evaluation, by name.
-    recommended: a method, "window" to read only the last tokens of a text, "none" to leave the
-    model as it is, "" without a recommendation. reason: sentences for the user. not_measured: by
-    name, why a variant could not be measured on this checkpoint. short_documents: the document of
-    every token of the short texts, (texts, trained length). tuned: the measurements of the exported
-    variant after its tuning; None without. tuning_losses: of each step, in nats. config_diff: the
-    lines in which the new config.json differs. files_not_copied: names of files in the old folder
-    that the new one lacks. proof: None if nothing was written.
-    """
-
-    checkpoint: Checkpoint
-    target: int
-    measured: dict[str, tuple[Variant, Evaluation]]
-    recommended: str
-    reason: str
-    not_measured: dict[str, str] = field(default_factory=dict)
-    short_documents: np.ndarray | None = None
-    tuned: Evaluation | None = None
-    tuning_losses: list[float] = field(default_factory=list)
-    config_diff: list[str] = field(default_factory=list)
-    files_not_copied: list[str] = field(default_factory=list)
-    proof: Proof | None = None
-
-    def short_text_rises(self) -> dict[str, Estimate]:
-        """Return by method how much its loss on texts of the training length, read by themselves,
-        is above that of the unchanged model, in nats per token; {} if it was not measured."""
-        unchanged_losses = self.measured["none"][1].short_text_losses
-        if unchanged_losses is None or self.short_documents is None:
-            return {}
-        return {
-            name: mean_loss_rise(
-                unchanged_losses, evaluation.short_text_losses, self.short_documents
-            )
-            for name, evaluation in self.evaluations().items()
-            if evaluation.short_text_losses is not None and name != "none"
-        }
-
-    def score_is_meaningful(self, task: str, length: int) -> bool:
-        """Return True if the fractions of right answers to this task at this length mean something:
-        at the shortest length always, beyond it only if some method answers the task there."""
-        score_tables = [evaluation.task_scores for evaluation in self.evaluations().values()]
-        shortest_length = min(
-            tested_length
-            for scores in score_tables
-            for name, tested_length in scores
-            if name == task
-        )
-        scores = [
-            table[task, shortest_length]
-            for table in score_tables
-            if (task, shortest_length) in table
-        ]
-        return length == shortest_length or any(
-            score.exact_share.mean >= LEAST_LEARNED_EXACT_MATCH for score in scores
-        )
-
-    def evaluations(self) -> dict[str, Evaluation]:
-        """Return all evaluations by name, the tuned checkpoint last."""
-        evaluation_by_name = {name: evaluation for name, (_, evaluation) in self.measured.items()}
-        return (
-            evaluation_by_name
-            if self.tuned is None
-            else {**evaluation_by_name, "tuned": self.tuned}
-        )
+Recommend = Callable[..., tuple[str, str]]
+"""Returns the method to use and the reason; takes, after tuning, the name of the method and what
+was measured then."""
 
 
 class NotExported(RunFailed):
@@ -146,6 +80,7 @@ class ExtensionRun:
 
     windows: the text to measure on. fitting_windows: other text, for search and tuning; None
     if neither is to run. encode: text to tokens, for tasks in words; None without a tokenizer.
+    vector_reader: of a model without a head; None for one with losses.
     """
 
     checkpoint: Checkpoint
@@ -154,9 +89,20 @@ class ExtensionRun:
     options: Options
     progress: Progress
     encode: Encode | None
+    vector_reader: VectorReader | None = None
 
     def measure(self, variant: Variant, progress: Progress) -> Evaluation:
         """Measure one variant of the checkpoint, and return the evaluation."""
+        if self.vector_reader is not None and self.encode is not None:
+            return measure_variant_by_vectors(
+                self.checkpoint,
+                variant,
+                self.vector_reader,
+                self.windows,
+                self.options,
+                progress,
+                self.encode,
+            )
         return measure_variant(
             self.checkpoint, variant, self.windows, self.options, progress, self.encode
         )
@@ -210,13 +156,23 @@ def extend(
     )
     vocab_size = checkpoint.config.vocab_size
     encode = make_text_encoder(checkpoint.folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
+    vector_reader = None
+    if not checkpoint.has_head:
+        vector_reader = make_vector_reader(checkpoint, encode, as_bytes=as_bytes)
+        options = replace(options, search_evaluations=0)  # a search compares losses
     documents_to_fit, documents_to_measure = split_for_fitting_and_measuring(documents, to)
     windows = sample_windows(encode, documents_to_measure, to, options.windows)
     fitting_windows = _fitting_windows(checkpoint, encode, documents_to_fit, to, method, options)
     if options.state is None and out is not None:
         options = replace(options, state=default_state_folder(out))
     run = ExtensionRun(
-        checkpoint, windows, fitting_windows, options, progress, None if as_ids else encode
+        checkpoint,
+        windows,
+        fitting_windows,
+        options,
+        progress,
+        None if as_ids else encode,
+        vector_reader,
     )
     first_window = _first_window(run)
     if first_window is not None and not options.anyway:
@@ -230,7 +186,7 @@ def extend(
         is_window_written = method == WINDOW and out is not None
         needed_name = WINDOW_IN_CONFIG if is_window_written else method
         measured, not_measured = _measure_variants(run, builders, needed_name)
-        recommend_method = partial(
+        recommend_method: Recommend = partial(
             recommend,
             measured,
             checkpoint.trained_length,
@@ -238,6 +194,10 @@ def extend(
             windows.document_of_token.numpy(),
             out_of_domain=out_of_domain,
         )
+        if not checkpoint.has_head:
+            recommend_method = partial(
+                recommend_by_vectors, measured, checkpoint.trained_length, options
+            )
         recommended_method, reason = recommend_method()
         short_documents = short_windows(
             windows, checkpoint.trained_length
@@ -258,6 +218,8 @@ def extend(
 def _first_window(run: ExtensionRun) -> FirstWindow | None:
     """Return what the checkpoint as it is does on the first window; None if it cannot read it."""
     checkpoint = run.checkpoint
+    if not checkpoint.has_head:  # vectors tell nothing of whether it knows such text
+        return None
     mask_token_id = require_mask_token_id(checkpoint.folder) if checkpoint.masked else None
     reader = LossReader(checkpoint.model, mask_token_id)
     try:
@@ -333,7 +295,7 @@ def _export_and_judge(
     chosen_name: str,
     out: Path,
     prover: Prover,
-    recommend_method: Callable[[tuple[str, Evaluation]], tuple[str, str]],
+    recommend_method: Recommend,
 ) -> None:
     """Tune, write and prove a method, and record in `outcome` what became of it.
 
@@ -385,7 +347,9 @@ def _load_in_requested_dtype(folder: str | Path, options: Options) -> Checkpoint
     Raises: ValueError, for a masked model, if its tokenizer has no mask token.
     """
     device = options.device if sharding.count() == 1 else "cpu"
-    checkpoint = load_checkpoint(folder, allow_images=True, dtype=options.precision, device=device)
+    checkpoint = load_checkpoint(
+        folder, allow_images=True, allow_no_head=True, dtype=options.precision, device=device
+    )
     if sharding.count() > 1:
         sharding.shard_layers(checkpoint.model, sharding.start(options.device))
     if checkpoint.masked:

@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation
+from posenc.extend.recommendation import Outcome
 from posenc.hf.rope_settings import RopeSetting
 from posenc.report.chart import PANEL, Chart, Data, axis_names, long_table, split_by_series
 from posenc.report.drawing import (

@@ -2,21 +2,94 @@
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from posenc.extend.measure.evaluation import Evaluation
+from posenc.extend.export.prover import Proof
+from posenc.extend.measure.evaluation import Evaluation, mean_loss_rise
 from posenc.extend.measure.first_window import UNREADABLE_LOSS
 from posenc.extend.options import Options
 from posenc.extend.variants import WINDOW, Variant
+from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.statistics.text_intervals import Estimate, estimate_mean
+from posenc.tasks.scoring import LEAST_LEARNED_EXACT_MATCH
 
 Measured = dict[str, tuple[Variant, Evaluation]]
 """By name, each variant of a checkpoint with what was measured of it; "none" is always there."""
 DECISIVE_DIFFERENCE = 0.02
 """A smaller difference from the baseline, in nats per token, decides nothing; chosen, not
 derived."""
+
+
+@dataclass
+class Outcome:
+    """Hold all variants measured, the recommendation, and what was exported.
+
+    target: the new length in tokens. measured: each variant with its evaluation, by name.
+    recommended: a method, "window" to read only the last tokens of a text, "none" to leave the
+    model as it is, "" without a recommendation. reason: sentences for the user. not_measured: by
+    name, why a variant could not be measured on this checkpoint. short_documents: the document of
+    every token of the short texts, (texts, trained length). tuned: the measurements of the exported
+    variant after its tuning; None without. tuning_losses: of each step, in nats. config_diff: the
+    lines in which the new config.json differs. files_not_copied: names of files in the old folder
+    that the new one lacks. proof: None if nothing was written.
+    """
+
+    checkpoint: Checkpoint
+    target: int
+    measured: Measured
+    recommended: str
+    reason: str
+    not_measured: dict[str, str] = field(default_factory=dict)
+    short_documents: np.ndarray | None = None
+    tuned: Evaluation | None = None
+    tuning_losses: list[float] = field(default_factory=list)
+    config_diff: list[str] = field(default_factory=list)
+    files_not_copied: list[str] = field(default_factory=list)
+    proof: Proof | None = None
+
+    def short_text_rises(self) -> dict[str, Estimate]:
+        """Return by method how much its loss on texts of the training length, read by themselves,
+        is above that of the unchanged model, in nats per token; {} if it was not measured."""
+        unchanged_losses = self.measured["none"][1].short_text_losses
+        if unchanged_losses is None or self.short_documents is None:
+            return {}
+        return {
+            name: mean_loss_rise(
+                unchanged_losses, evaluation.short_text_losses, self.short_documents
+            )
+            for name, evaluation in self.evaluations().items()
+            if evaluation.short_text_losses is not None and name != "none"
+        }
+
+    def score_is_meaningful(self, task: str, length: int) -> bool:
+        """Return True if the fractions of right answers to this task at this length mean something:
+        at the shortest length always, beyond it only if some method answers the task there."""
+        score_tables = [evaluation.task_scores for evaluation in self.evaluations().values()]
+        shortest_length = min(
+            tested_length
+            for scores in score_tables
+            for name, tested_length in scores
+            if name == task
+        )
+        scores = [
+            table[task, shortest_length]
+            for table in score_tables
+            if (task, shortest_length) in table
+        ]
+        return length == shortest_length or any(
+            score.exact_share.mean >= LEAST_LEARNED_EXACT_MATCH for score in scores
+        )
+
+    def evaluations(self) -> dict[str, Evaluation]:
+        """Return all evaluations by name, the tuned checkpoint last."""
+        evaluation_by_name = {name: evaluation for name, (_, evaluation) in self.measured.items()}
+        return (
+            evaluation_by_name
+            if self.tuned is None
+            else {**evaluation_by_name, "tuned": self.tuned}
+        )
 
 
 def best_method(measured: Measured, options: Options) -> str | None:

@@ -16,6 +16,7 @@ from posenc.extend.measure.tasks import PASSKEY, parse_task_names
 from posenc.extend.methods import METHODS
 from posenc.extend.options import Options
 from posenc.extend.variants import DROPE, DUAL_CHUNK, WINDOW, position_maps
+from posenc.extend.vectors.measurement import FEWEST_QUESTIONS
 from posenc.files.atomic import prepare_page_and_figures
 from posenc.files.opening import remove_folder
 from posenc.hf import learned_tables, sharding
@@ -215,6 +216,8 @@ def check_after_loading(
         raise ValueError(
             f"--task {', '.join(sorted(tasks_with_words))}: --ids leaves no words to write."
         )
+    if not checkpoint.has_head:
+        _check_without_head(checkpoint, method, options, can_read_words=can_read_words)
     _check_positions(checkpoint)
     check_new_length(checkpoint, target_length)
     if reason := _why_not_extendable(checkpoint):
@@ -227,6 +230,28 @@ def check_after_loading(
         )
         require_choice("--method", method, known_methods)
         _check_method(checkpoint, method, is_exported, options)
+
+
+def _check_without_head(
+    checkpoint: Checkpoint, method: str | None, options: Options, *, can_read_words: bool
+) -> None:
+    """Raise ValueError for a request that needs predictions, of a model that makes vectors only."""
+    folder_in_words = f"{checkpoint.folder}: it predicts no token"
+    if method in ("search", DROPE) or options.tune is not None:
+        asked = "--tune" if method in (None, *METHODS) else method
+        raise ValueError(f"{folder_in_words}, so that {asked} has no loss to lower; leave it out.")
+    if options.task not in (None, ["none"]):
+        raise ValueError(
+            f"{folder_in_words}, so that it answers no --task; leave it out: it is asked which of "
+            "many texts has a fact."
+        )
+    if not can_read_words:
+        raise ValueError("--ids leaves no words to write the questions with which texts are found.")
+    if options.windows < FEWEST_QUESTIONS:
+        raise ValueError(
+            f"--windows {options.windows}: as many texts are searched for a fact; give "
+            f"{FEWEST_QUESTIONS} or more."
+        )
 
 
 def with_trained_length(checkpoint: Checkpoint, trained_length: int) -> Checkpoint:

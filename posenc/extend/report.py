@@ -9,10 +9,11 @@ from typing import Any
 from posenc.extend import figures
 from posenc.extend.export.prover import Proof
 from posenc.extend.export.serve_window import window_by_runtime
-from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation
 from posenc.extend.measure.tasks import TaskScore
+from posenc.extend.recommendation import Outcome
 from posenc.extend.variants import WINDOW, WINDOW_IN_CONFIG, Variant
+from posenc.extend.vectors.report import facts_of_vectors, vector_sections
 from posenc.report.report import (
     Block,
     Cell,
@@ -51,31 +52,41 @@ def report_of(outcome: Outcome, command: str, caution: str | None = None) -> Rep
 
 def _sections(outcome: Outcome, train_length: int) -> Iterator[Section]:
     """Yield the sections of the report, those that were not measured left out."""
-    yield Section("Perplexity by position", _perplexity_section(outcome, train_length))
+    has_head = outcome.checkpoint.has_head
+    if has_head:
+        yield Section("Perplexity by position", _perplexity_section(outcome, train_length))
+    else:
+        yield from vector_sections(outcome.evaluations(), train_length)
     summaries = {name: variant.summary for name, (variant, _) in outcome.measured.items()}
     yield Section("What was tried", [Facts({k: v for k, v in summaries.items() if v})])
     if outcome.not_measured:
         not_measured = {name: f"not measured: {why}" for name, why in outcome.not_measured.items()}
         yield Section("What could not be measured on this model", [Facts(not_measured)])
+    if has_head:
+        yield from _loss_sections(outcome, train_length)
+    if outcome.measured["none"][0].settings:
+        yield Section("Frequencies", [*figures.wavelength_plots(outcome)], is_detail=True)
+    if outcome.proof is not None:
+        yield Section(
+            "Export, read back by stock transformers in a fresh process",
+            [
+                Facts(_proof_facts(outcome.proof, has_head=has_head)),
+                "What changed in config.json:",
+                Code("\n".join(outcome.config_diff)),
+            ],
+        )
+
+
+def _loss_sections(outcome: Outcome, train_length: int) -> Iterator[Section]:
+    """Yield the sections on what is measured besides perplexity of a model that predicts tokens."""
     note_on_nats = "The loss is in nats: one nat less divides the perplexity by 2.7."
     yield Section("Curves", [note_on_nats, *figures.curve_plots(outcome)], is_detail=True)
     windows_only = {"none", WINDOW, WINDOW_IN_CONFIG}
     if outcome.recommended == WINDOW or outcome.measured.keys() <= windows_only:
         yield Section("Serve the last tokens only", _window_section(outcome, train_length))
-    if outcome.measured["none"][0].settings:
-        yield Section("Frequencies", [*figures.wavelength_plots(outcome)], is_detail=True)
     yield Section("Passkeys", _passkey_section(outcome), is_detail=True)
     if (table := task_table(outcome)) is not None:
         yield Section("Tasks and short texts", [table])
-    if outcome.proof is not None:
-        yield Section(
-            "Export, read back by stock transformers in a fresh process",
-            [
-                Facts(_proof_facts(outcome.proof)),
-                "What changed in config.json:",
-                Code("\n".join(outcome.config_diff)),
-            ],
-        )
 
 
 def _window_section(outcome: Outcome, train_length: int) -> list[Block]:
@@ -251,12 +262,12 @@ def passkeys_not_found_warning(grids: Sequence[Mapping[tuple[int, float], float]
     )
 
 
-def _proof_facts(proof: Proof) -> dict[str, object]:
+def _proof_facts(proof: Proof, *, has_head: bool) -> dict[str, object]:
     """Return the findings of the fresh process as texts, by the quantity that it compared."""
     padding_error = proof.padding_error
     return {
         "largest relative error of a frequency": f"{proof.inv_freq_error:.1e}",
-        "largest difference of a logit": f"{proof.logits_error:.1e}",
+        f"largest difference of a {'logit' if has_head else 'state'}": f"{proof.logits_error:.1e}",
         "step-by-step decoding against one pass": f"{proof.decode_error:.1e}",
         "rows of a padded batch against each by itself": (
             "not compared" if padding_error is None else f"{padding_error:.1e}"
@@ -298,6 +309,8 @@ def facts_of(outcome: Outcome) -> dict[str, Any]:
 def _facts_of_evaluation(evaluation: Evaluation, outcome: Outcome) -> dict[str, Any]:
     """Return the measurements of one method as plain lists and dicts."""
     buckets = itertools.pairwise(evaluation.edges)
+    if evaluation.vectors is not None:
+        return facts_of_vectors(evaluation, outcome.measured["none"][1])
     return {
         "by_position": [
             {"from": low, "to": high, **vars(estimate)}

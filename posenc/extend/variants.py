@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,11 @@ from posenc.command_line.errors import one_line
 from posenc.encodings import DualChunk, PositionMap, ReRoPE, SelfExtend
 from posenc.extend.frequency_search import FrequencySearch, SearchResult, apply_genome
 from posenc.extend.measure.evaluation import Evaluation, PasskeyGrid, measure_losses_and_tasks
-from posenc.extend.measure.losses import LossReader
+from posenc.extend.measure.losses import LossReader, logits_or_states
 from posenc.extend.measure.tasks import PASSKEY, Encode, TaskGrid, parse_task_names
 from posenc.extend.methods import METHODS, stretch
 from posenc.extend.options import Options, Progress
+from posenc.extend.vectors.measurement import VectorReader, measure_vectors
 from posenc.frequencies.scalings.registry import Linear
 from posenc.hf import learned_tables
 from posenc.hf.attachment.attach import attached
@@ -213,6 +214,33 @@ def measure_variant(
         )
 
 
+def measure_variant_by_vectors(
+    checkpoint: Checkpoint,
+    variant: Variant,
+    reader: VectorReader,
+    windows: Windows,
+    options: Options,
+    progress: Progress,
+    encode: Encode,
+) -> Evaluation:
+    """Measure one variant of a checkpoint without a head. reader: of the unchanged model; the other
+    arguments are those of `measure_variant`."""
+    train_length = checkpoint.trained_length
+    lengths = _doublings(train_length, windows.tokens.shape[1])
+    if variant.max_tokens is not None:
+        lengths = [length for length in lengths if length <= variant.max_tokens]
+    with variant.applied() as model:
+        return measure_vectors(
+            replace(reader, model=model, cut_length=variant.window_length),
+            windows,
+            train_length,
+            lengths=lengths,
+            num_questions=options.windows,
+            encode=encode,
+            progress=progress,
+        )
+
+
 def _task_grids(
     lengths: tuple[int, ...], options: Options, encode: Encode | None
 ) -> tuple[PasskeyGrid | None, TaskGrid | None]:
@@ -255,10 +283,12 @@ def unchanged_variant(checkpoint: Checkpoint) -> Variant:
 
 
 def window_variant(checkpoint: Checkpoint) -> Variant:
-    """Return the baseline without extension, which reads only the last tokens, as many as in
-    training. A method is worth its cost only if it beats this."""
+    """Return the baseline without extension, which reads only the last tokens (without a head: the
+    first), as many as in training. A method is worth its cost only if it beats this."""
     train_length = checkpoint.trained_length
-    summary = f"as trained, reading only the last {train_length} tokens"
+    # One vector of a text is made at once, of what sentence-transformers leaves of it.
+    end = "last" if checkpoint.has_head else "first"
+    summary = f"as trained, reading only the {end} {train_length} tokens"
     return Variant(
         WINDOW,
         summary,
@@ -444,5 +474,6 @@ def checked_map_attached(
 
 @torch.inference_mode()
 def _logits(model: Any, tokens: Tensor) -> Tensor:
-    """Return the logits in float32, (batch, length, vocabulary), without a cache."""
-    return model(tokens.to(model.device), use_cache=False).logits.float()
+    """Return the logits in float32, (batch, length, vocabulary), without a cache; of a model
+    without a head the states, (batch, length, width)."""
+    return logits_or_states(model(tokens.to(model.device), use_cache=False)).float()

@@ -38,6 +38,8 @@ def why_no_window(checkpoint: Checkpoint) -> str | None:
         return "some of its layers have a window or a state already, of another length"
     if checkpoint.masked:
         return "a masked model reads both sides"
+    if not checkpoint.has_head:
+        return "a text whose vector is wanted is cut before it is read"
     return None
 
 

@@ -15,9 +15,9 @@ import pytest
 from posenc.extend import run
 from posenc.extend.api import extend_and_show, write_loss_table
 from posenc.extend.export.prover import Proof
-from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation, position_edges
 from posenc.extend.methods import METHODS, stretch
+from posenc.extend.recommendation import Outcome
 from posenc.extend.report import passkeys_not_found_warning, report_of
 from posenc.extend.variants import Variant
 from posenc.files.atomic import FIGURES_MARKER
@@ -58,7 +58,9 @@ def outcome(limit: int = TARGET, *, rotary: bool = True) -> Outcome:
         settings = stretch(plain, METHODS[name], TARGET) if rotary else ()
         variant = Variant(name, "", nullcontext, settings)  # type: ignore[arg-type]
         measured[name] = (variant, evaluation(6.0 - i, limit if name == "none" else TARGET))
-    checkpoint: Any = SimpleNamespace(folder=SimpleNamespace(name=NASTY), trained_length=TRAINED)
+    checkpoint: Any = SimpleNamespace(
+        folder=SimpleNamespace(name=NASTY), trained_length=TRAINED, has_head=True
+    )
     return Outcome(
         checkpoint,
         TARGET,

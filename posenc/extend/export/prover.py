@@ -37,6 +37,7 @@ OBJECTIVE_BY_CLASS = {
     "AutoModelForCausalLM": "causal",
     "AutoModelForMaskedLM": "masked",
     "AutoModelForImageTextToText": "with images",
+    "AutoModel": "vectors",
 }
 """What the reader in the fresh process is told, by the class that loads the folder."""
 
@@ -120,8 +121,8 @@ class Prover:
         self, folder: Path, expected_tensors: dict[str, Tensor], model: Any, objective: str
     ) -> Proof:
         """Compare the folder with expected tensors (frequencies, tokens, logits), in the dtype and
-        on the device of the model. objective: "causal", "masked", or "with images" for a causal
-        model that is loaded with its part for images.
+        on the device of the model. objective: "causal", "masked", "with images" for a causal
+        model that is loaded with its part for images, or "vectors" for one without a head.
 
         Raises: RunFailed where the folder does not load there.
         """

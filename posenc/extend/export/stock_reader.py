@@ -35,6 +35,16 @@ FAMILIES_THAT_READ_PADDING = ("convbert", "mobilebert")
 the tokens next to it."""
 
 
+WITHOUT_DECODING = ("masked", "vectors")
+"""What models are for that are read at once: they have no next token."""
+
+
+def logits_or_states(outputs: Any) -> torch.Tensor:
+    """Return the logits of a model's output, or its states where the model has no head."""
+    logits = getattr(outputs, "logits", None)
+    return outputs.last_hidden_state if logits is None else logits
+
+
 def text_part(model: Any) -> torch.nn.Module:
     """Return the part of a model that has its text_config; the model where that is all of it."""
     text_config = getattr(model.config, "text_config", None)
@@ -167,7 +177,7 @@ def padding_error(model: Any, tokens: torch.Tensor, objective: str) -> float | N
     # Other tokens than those at the same places of the long row.
     short_row = long_row[:, NUM_PADDING_TOKENS:]
     rows = (long_row, short_row)
-    logits_alone = [model(row).logits[0] for row in rows]
+    logits_alone = [logits_or_states(model(row))[0] for row in rows]
     # Tokens like any others: only the mask says that they are padding.
     padding = long_row[:, :NUM_PADDING_TOKENS]
     ones = torch.ones_like(short_row)
@@ -175,12 +185,12 @@ def padding_error(model: Any, tokens: torch.Tensor, objective: str) -> float | N
 
     token_ids = torch.cat([long_row, torch.cat([short_row, padding], dim=1)])
     mask = torch.cat([torch.ones_like(long_row), torch.cat([ones, zeros], dim=1)])
-    batch_logits = model(token_ids, attention_mask=mask).logits
+    batch_logits = logits_or_states(model(token_ids, attention_mask=mask))
     logits_pairs = [
         (batch_logits[i, : row.shape[1]], logits_alone[i]) for i, row in enumerate(rows)
     ]
 
-    if objective != "masked":
+    if objective not in WITHOUT_DECODING:
         token_ids = torch.cat([long_row, torch.cat([padding, short_row], dim=1)])
         mask = torch.cat([torch.ones_like(long_row), torch.cat([zeros, ones], dim=1)])
         prompt_len = token_ids.shape[1] - NUM_STEPS
@@ -213,9 +223,9 @@ def main(
     """Load a folder with stock transformers, compare it with the tensors in `expected_file`, and
     print the largest errors as one line of JSON.
 
-    objective: "causal", "masked" or "with images", for a causal model that is loaded with its part
-    for images. cache_name: the argument of the model for its KV cache; None
-    without.
+    objective: "causal", "masked", "with images" for a causal model that is loaded with its part for
+    images, or "vectors" for a model without a head. cache_name: the argument of the model for its
+    KV cache; None without.
     """
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
@@ -223,6 +233,7 @@ def main(
         "causal": transformers.AutoModelForCausalLM,
         "masked": transformers.AutoModelForMaskedLM,
         "with images": transformers.AutoModelForImageTextToText,
+        "vectors": transformers.AutoModel,
     }[objective]
     # On the CPU the weights stay a map of their files.
     model: Any = auto_class.from_pretrained(
@@ -241,7 +252,7 @@ def main(
     num_compared = expected_tensors["logits"].shape[1]
     takes_count = "logits_to_keep" in inspect.signature(model.forward).parameters
     options = {"logits_to_keep": num_compared} if takes_count else {}
-    logits = model(tokens, **options).logits[:, -num_compared:]
+    logits = logits_or_states(model(tokens, **options))[:, -num_compared:]
     result = {
         # max() of Python would drop a NaN.
         "inv_freq_error": float(torch.tensor([0.0, *frequency_errors]).max()),
@@ -250,7 +261,7 @@ def main(
         "padding_error": padding_error(model, tokens, objective),
         "num_generated": 0,
     }
-    if objective != "masked":
+    if objective not in WITHOUT_DECODING:
         num_steps = min(16, tokens.shape[1] // 2)
         expected_logits = logits[:, -num_steps:].float()
         logits_by_step = logits_in_steps(model, tokens, num_steps, cache_name)

@@ -28,6 +28,23 @@ ENTROPY_IMPLEMENTATION = "posenc_entropy"
 
 
 @dataclass(frozen=True)
+class VectorScores:
+    """Hold what was measured of one variant of a model without a head.
+
+    short_vectors: of the short texts, (texts, width), each of length 1.
+    ranks: for each length in tokens, the rank of the right text for each question, (questions): 1
+        is the nearest, and half a rank is a tie.
+    """
+
+    short_vectors: np.ndarray
+    ranks: dict[int, np.ndarray]
+
+    def share_found(self, length: int) -> float:
+        """Return the fraction of questions whose right text of `length` tokens is the nearest."""
+        return float((self.ranks[length] == 1).mean())
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Hold all that was measured for one variant of a checkpoint; losses in nats per token.
 
@@ -55,6 +72,8 @@ class Evaluation:
     losses: np.ndarray | None = field(default=None, repr=False, compare=False)
     """Losses of every token by window and position, NaN for tokens that are not predicted."""
     seconds: float = 0.0
+    vectors: VectorScores | None = field(default=None, repr=False, compare=False)
+    """What was measured of a model without a head, of which there is no loss; None for others."""
 
     def mean_within(self, train_length: int) -> float:
         """Return the mean loss per token, in nats, at positions within the training length

@@ -164,8 +164,18 @@ def _require_finite(losses: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def last_logits(model: Any, tokens: Tensor, count: int) -> Tensor:
-    """Return the logits of the last `count` tokens, (batch, count, vocab). Models that can skip the
-    other logits do."""
-    takes_count = "logits_to_keep" in inspect.signature(model.forward).parameters
-    options = {"logits_to_keep": count} if takes_count else {}
-    return model(tokens.to(model.device), use_cache=False, **options).logits[:, -count:].cpu()
+    """Return the logits of the last `count` tokens, (batch, count, vocab); of a model without a
+    head their states, (batch, count, width). Models that can skip the other logits do."""
+    parameters = inspect.signature(model.forward).parameters
+    options: dict[str, Any] = {}
+    if "logits_to_keep" in parameters:
+        options["logits_to_keep"] = count
+    outputs = model(tokens.to(model.device), use_cache=False, **options)
+    return logits_or_states(outputs)[:, -count:].cpu()
+
+
+def logits_or_states(outputs: Any) -> Tensor:
+    """Return the logits that a model of transformers has put out, (batch, length, vocab); without a
+    head its states, (batch, length, width)."""
+    logits = getattr(outputs, "logits", None)
+    return outputs.last_hidden_state if logits is None else logits

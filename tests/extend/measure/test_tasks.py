@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from posenc import extend as hf
-from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import mean_loss_rise, short_windows
 from posenc.extend.measure.losses import LossReader
 from posenc.extend.measure.tasks import (
@@ -23,6 +22,7 @@ from posenc.extend.measure.tasks import (
     parse_task_names,
 )
 from posenc.extend.options import Options
+from posenc.extend.recommendation import Outcome
 from posenc.extend.report import _perplexity_rise, task_table
 from posenc.hf.checkpoint.tokenization import Windows
 from posenc.report.report import cell_text
