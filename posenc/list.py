@@ -51,17 +51,11 @@ def list_encodings(
         bool,
         option("Print an object in JSON, with one for each encoding.", "--json", panel="Output"),
     ] = False,
-    markdown: Annotated[
-        bool,
-        option("Print the table in Markdown.", "--markdown", panel="Output"),
-    ] = False,
 ) -> None:
     """List every encoding: place, parameters, claims, source, and how it is checked.
 
     Parameters are counted for a model of width 512 with 8 heads and training length 2048.
     """
-    if as_json and markdown:
-        raise ValueError("posenc list: choose one of --json and --markdown.")
     from posenc.encodings import lines_on_unusable_names
 
     stored_rows = [] if names else json.loads(STORED_ROWS_FILE.read_text(encoding="utf-8"))
@@ -71,8 +65,6 @@ def list_encodings(
     if as_json:
         content = {"schema": SCHEMA, "encodings": rows}
         print(show_hidden_characters(json.dumps(content, indent=1, ensure_ascii=False)))
-    elif markdown:
-        print(_markdown_table(rows))
     else:
         from rich.box import SIMPLE_HEAD
 
@@ -82,12 +74,12 @@ def list_encodings(
         console = stdout_console(160)
         # What a narrow terminal has no room for is in --json.
         num_columns = (
-            len(_HEADINGS) if console.width >= WIDE_TERMINAL_COLUMNS else _HEADINGS.index("keras")
+            len(HEADINGS) if console.width >= WIDE_TERMINAL_COLUMNS else HEADINGS.index("keras")
         )
         table_style: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": 0}
         table = rich_table(
-            _HEADINGS[:num_columns],
-            (_table_cells(row)[:num_columns] for row in rows),
+            HEADINGS[:num_columns],
+            (table_cells(row)[:num_columns] for row in rows),
             **table_style,
         )
         table.columns[0].no_wrap = True
@@ -147,8 +139,8 @@ def _build_row(name: str, label: str, entry: "Entry") -> dict[str, Any]:
     }
 
 
-def _table_cells(row: dict[str, Any]) -> list[str]:
-    """Return the cells of an encoding's row in the table, in the order of _HEADINGS."""
+def table_cells(row: dict[str, Any]) -> list[str]:
+    """Return the cells of an encoding's row in the table, in the order of HEADINGS."""
     holds_by_claim = {
         "shift invariant": row["shift_invariant"],
         "causal only": row["causal_only"],
@@ -174,17 +166,4 @@ _CLAIM_NAMES_TEXT = "shift_invariant permutation_invariant causal_only cache_saf
 _CLAIM_NAMES_TEXT += "max_positions num_axes scope"
 WIDE_TERMINAL_COLUMNS = 120
 """Minimum width, in characters, of a terminal that shows all columns of the table."""
-_HEADINGS = ["encoding", "place", "parameters", "claims", "checked", "keras", "source"]
-
-
-def _markdown_table(rows: list[dict[str, Any]]) -> str:
-    """Return the table of the listed encodings in Markdown."""
-    cells_of_rows = [
-        _HEADINGS,
-        ["---"] * len(_HEADINGS),
-        *([f"`{cell[0]}`", *cell[1:]] for cell in map(_table_cells, rows)),
-    ]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
-        for cells in cells_of_rows
-    )
+HEADINGS = ["encoding", "place", "parameters", "claims", "checked", "keras", "source"]

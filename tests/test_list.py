@@ -27,14 +27,6 @@ def test_list_fits_80_columns_in_few_lines(call, monkeypatch):
     assert "posenc compare" in next_command
 
 
-def test_list_markdown_is_a_table_with_one_line_per_encoding(call):
-    code, out, err = call("list", "--markdown")
-    lines = out.splitlines()
-    assert (code, err) == (0, "")
-    assert len(lines) == 2 + len(registry.names())
-    assert {line.replace(r"\|", "").count("|") for line in lines} == {8}
-
-
 def test_list_shows_every_name_without_torch(call):
     _, out, _ = call("list")
     assert all(name in out for name in registry.names())

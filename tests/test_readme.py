@@ -42,7 +42,8 @@ def load_script(name: str, folder: str = "docs/scripts"):
 
 @pytest.fixture(scope="module")
 def table() -> str:
-    return load_update_readme().current_table()
+    script = load_update_readme()
+    return script.table_in_markdown(script.current_rows())
 
 
 def test_tables_of_encodings_are_current(table):
@@ -50,6 +51,9 @@ def test_tables_of_encodings_are_current(table):
     assert [path.name for path in pages] == [*READMES, "encodings.md"]
     for path, current in pages.items():
         assert path.read_text(encoding="utf-8") == current, "run `make readme`"
+    lines = table.splitlines()
+    assert len(lines) == 2 + len(registry.names())
+    assert {line.replace(r"\|", "").count("|") for line in lines} == {8}
     names = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
     for readme in READMES:
         assert names <= set(re.findall(r"`(\w+)`", (ROOT / readme).read_text("utf-8")))

@@ -6,15 +6,13 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import posenc
 from posenc.command_line import main as command_line
-from posenc.list import STORED_ROWS_FILE, build_rows
+from posenc.list import HEADINGS, STORED_ROWS_FILE, build_rows, table_cells
 
 ENCODINGS = ("<!-- encodings: written by make readme -->\n", "<!-- end of encodings -->")
 NAMES = ("<!-- names: written by make readme -->\n", "<!-- end of names -->")
@@ -48,10 +46,17 @@ def as_json(rows: list[dict[str, Any]]) -> str:
     return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
 
 
-def current_table() -> str:
-    """Return what `posenc list --markdown` prints."""
-    command = [sys.executable, "-m", "posenc", "list", "--markdown"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+def table_in_markdown(rows: list[dict[str, Any]]) -> str:
+    """Return the table that `posenc list` prints, in Markdown."""
+    cells_of_rows = [
+        HEADINGS,
+        ["---"] * len(HEADINGS),
+        *([f"`{cell[0]}`", *cell[1:]] for cell in map(table_cells, rows)),
+    ]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+        for cells in cells_of_rows
+    )
 
 
 def names_by_place(rows: list[dict[str, Any]], readme: str) -> str:
@@ -67,7 +72,7 @@ def names_by_place(rows: list[dict[str, Any]], readme: str) -> str:
 def pages(root: Path) -> dict[Path, str]:
     """Return the documents with their current tables."""
     rows = current_rows()
-    made = {name: names_by_place(rows, name) for name in PLACES} | {PAGE: current_table()}
+    made = {name: names_by_place(rows, name) for name in PLACES} | {PAGE: table_in_markdown(rows)}
     paths = {root / name: table for name, table in made.items()}
     return {p: between(p.read_text(encoding="utf-8"), ENCODINGS, made) for p, made in paths.items()}
 

@@ -162,7 +162,7 @@ def sound(rng: random.Random, command: str) -> list[str]:
     name = rng.choice(("rope", "alibi", "t5", "nope", "learned", "rope:rope_theta=500", "shaw"))
     option = rng.choice
     lines = {
-        "list": [[], ["--json"], ["--markdown"], [name], [name, "alibi", "--json"]],
+        "list": [[], ["--json"], [name], [name, "alibi", "--json"]],
         "compare": [
             [
                 name,
