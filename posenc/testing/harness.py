@@ -139,7 +139,7 @@ def successive_positions(encoding: PositionEncoding, length: int, offset: int = 
     coordinates = [
         indices // side**axis % side for axis in reversed(range(encoding.claims.num_axes))
     ]
-    return torch.stack(coordinates, dim=-1) + offset
+    return _in_units_of(encoding, torch.stack(coordinates, dim=-1) + offset)
 
 
 def diagonal_positions(encoding: PositionEncoding, coordinates: Tensor) -> Tensor:
@@ -147,7 +147,16 @@ def diagonal_positions(encoding: PositionEncoding, coordinates: Tensor) -> Tenso
     axis, else (*coordinates.shape, axes)."""
     if encoding.claims.num_axes == 1:
         return coordinates
-    return coordinates[..., None].expand(*coordinates.shape, encoding.claims.num_axes).contiguous()
+    all_axes = coordinates[..., None].expand(*coordinates.shape, encoding.claims.num_axes)
+    return _in_units_of(encoding, all_axes.contiguous())
+
+
+def _in_units_of(encoding: PositionEncoding, cells: Tensor) -> Tensor:
+    """Return the cells themselves; for an encoding of coordinates over a picture the centres of
+    cells in one of 128, which are never whole numbers, exact in float64."""
+    if encoding.claims.coordinates == "cells":
+        return cells
+    return (2 * cells.double() + 1) / 128
 
 
 def random_embeddings(

@@ -15,7 +15,7 @@ from posenc.encodings.base.position_encoding import Cached, CachedPositions
 from posenc.encodings.base.term import Tokens
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.numerics.tensor_views import repeat_kv_heads
-from posenc.encodings.numerics.torch_modes import extremes_if_readable
+from posenc.encodings.numerics.torch_modes import extremes_if_readable, is_readable
 from posenc.encodings.queries_keys.rotate import rotate
 from posenc.encodings.queries_keys.rotation import (
     QueryKeyEncoding,
@@ -65,7 +65,8 @@ class AxialRoPE(Rotation):
     the same.
     Units: patches, or any unit. Precision: exact angles, rotated in float32, rounded once.
     Raises: ValueError if head_dim is not a multiple of 4, if the axes do not sum to it, or if
-    column_first and alternating are given for other axes than two equal ones.
+    column_first and alternating are given for other axes than two equal ones; for rows and columns
+    where coordinates within -1 .. 1 are meant.
     Source: Heo et al. 2024, arXiv:2403.13298, section 3.2; for three axes Wan, arXiv:2503.20314.
 
     >>> rope = posenc.AxialRoPE(head_dim=64, interleaved=False)
@@ -123,6 +124,11 @@ class AxialRoPE(Rotation):
             coordinates="normalized" if has_normalized_coordinates else "cells",
         )
         self._set_frequencies(Frequencies(inv_freq), [pair.axis for pair in pairs])
+
+    def _compute_cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        if self.claims.coordinates == "normalized":
+            _refuse_cells(positions)
+        return super()._compute_cos_sin(positions, dtype)
 
     @classmethod
     @explain_misfits
@@ -182,6 +188,23 @@ def _checked_axes(
             f"head_dim={head_dim}, got {tuple(axes)}, which sum to {num_channels}."
         )
     return tuple(axes)
+
+
+def _refuse_cells(positions: Tensor) -> None:
+    """Raise ValueError for rows and columns where coordinates from -1 to 1 are meant: whole
+    numbers, in an integer dtype or up to 2 and more. On an accelerator only the dtype is looked at,
+    as for reading its numbers one would have to wait."""
+    are_cells = not positions.is_floating_point()
+    if not are_cells and is_readable(positions):
+        places = positions[~positions.isnan()]
+        low, high = extremes_if_readable(places) or (0, 0)
+        # Numbers that are all the same tell nothing.
+        are_cells = low < high and high >= 2 and bool((places % 1 == 0).all())
+    if are_cells:
+        raise ValueError(
+            "AxialRoPE: this variant reads coordinates from -1 to 1 over the picture, and got rows "
+            "and columns: give posenc.positions.normalized_grid(height, width)."
+        )
 
 
 def _check_variant(

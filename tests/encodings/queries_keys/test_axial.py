@@ -214,3 +214,20 @@ def test_grids_of_time_and_text():
         posenc.positions.normalized_grid(1, 2, 3)  # pyright: ignore
     with pytest.raises(TypeError, match="centred must be True or False"):
         posenc.positions.grid(2, 3, centred=1)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("rope", [AxialRoPE.dinov3(12), AxialRoPE.ltx(12)], ids=["dinov3", "ltx"])
+@pytest.mark.parametrize("class_tokens", [0, 1])
+def test_rows_and_columns_where_coordinates_are_meant_are_refused(rope, class_tokens):
+    """They would be another model: DINOv3's code makes its coordinates itself, from -1 to 1."""
+    num_axes = rope.claims.num_axes
+    cells = grid(*(3,) * num_axes, class_tokens=class_tokens)
+    q = torch.zeros(1, 1, len(cells), 12)
+    with pytest.raises(
+        ValueError, match=r"^AxialRoPE: this variant reads coordinates .*width\)\.$"
+    ):
+        rope(q, q, cells)
+    one_cell = torch.full((1, num_axes), 0.0)  # the middle of the picture
+    rope(q[:, :, :1], q[:, :, :1], one_cell)
+    rescaled = (2 * cells.double() + 1) / 3 * 4 - 4  # DINOv3's training takes them beyond 1
+    rope(q, q, rescaled)
