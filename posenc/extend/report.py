@@ -8,7 +8,7 @@ from typing import Any
 
 from posenc.extend import figures
 from posenc.extend.export.prover import Proof
-from posenc.extend.export.serve_window import window_by_runtime
+from posenc.extend.export.serve_page import window_by_runtime
 from posenc.extend.measure.evaluation import Evaluation
 from posenc.extend.measure.tasks import TaskScore
 from posenc.extend.recommendation import Outcome

@@ -12,8 +12,12 @@ from torch import Tensor
 from posenc.command_line.errors import RunFailed
 from posenc.extend.export.prover import Proof, Prover, help_to_prove, prove
 from posenc.extend.export.serve_commands import Export
-from posenc.extend.export.serve_page import dual_chunk_page, page_without_emulators, serving_page
-from posenc.extend.export.serve_window import page_of_window
+from posenc.extend.export.serve_page import (
+    dual_chunk_page,
+    page_of_window,
+    page_without_emulators,
+    serving_page,
+)
 from posenc.files.atomic import write_atomically
 from posenc.files.folders import new_folder
 from posenc.files.opening import copy_file, make_subfolder, read_file_text
