@@ -374,8 +374,14 @@ class Options:
         option("Trials at a time on ray or slurm.", shown="as many as fit", min=1, panel="Where"),
     ] = None
     checkpoint_steps: Annotated[
-        int, option("Steps between two checkpoints.", min=1, panel="Training")
-    ] = 50
+        int | None,
+        option(
+            "Steps between two checkpoints.",
+            shown="by time: after a minute, rarer where writing takes more than 3 % of it",
+            min=1,
+            panel="Training",
+        ),
+    ] = None
     out: Annotated[
         Path | None,
         option(

@@ -3,7 +3,7 @@ tests. Weights of the run's own folder are tested again, too, such as those of a
 
 import hashlib
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,13 +19,15 @@ from posenc.compare.trial.result_files import (
     load_result,
     save_result,
 )
-from posenc.files.atomic import write_atomically
-from posenc.files.opening import make_subfolder, read_file_bytes
+from posenc.files.atomic import write_atomically, write_pieces_atomically
+from posenc.files.opening import PIECE_BYTES, make_subfolder, open_ordinary
 
 MAX_RESULT_BYTES = 1 << 23
 """Maximum size of a result.json that is reused. One of 200 steps has 8 kB."""
-MAX_WEIGHTS_BYTES = 1 << 30
-"""Maximum size of weights that are read and only tested again; a larger model is trained again."""
+BYTES_OF_A_PARAMETER, EXTRA_BYTES = 8, 1 << 24
+"""Maximum size of weights that are copied and only tested again: in float32, twice where a table is
+tied, and the header, names and constants of encodings. A larger file is not what the trial wrote,
+which is trained again."""
 
 _TEST_FIELDS = ("test_lengths", "num_windows", "test_window", "tune_steps")
 """Fields of a trial that say how its trained weights are tested, not how they are trained."""
@@ -98,11 +100,11 @@ def _copy_weights(folder: Path, trial: TrialConfig, runs: Sequence[Path]) -> boo
 
 
 class _FinishedTraining(NamedTuple):
-    """The files of a training to its last step: curve, duration and model.safetensors."""
+    """A training to its last step: curve, duration and the path of its model.safetensors."""
 
     curve: tuple[TrainingPoint, ...]
     seconds: float
-    weights: bytes
+    weights_file: Path
 
 
 def _read_training(home: Path, trial: TrialConfig) -> _FinishedTraining | None:
@@ -115,9 +117,12 @@ def _read_training(home: Path, trial: TrialConfig) -> _FinishedTraining | None:
         if home.name != config.folder or not trains_the_same:
             return None
         result = _finished_result(home.parent, config)
-        if result is None or not _has_kind(stat.S_ISREG, home / WEIGHTS_FILE):
+        weights_file = home / WEIGHTS_FILE
+        if result is None or not _has_kind(stat.S_ISREG, weights_file):
             return None
-        weights = read_file_bytes(home / WEIGHTS_FILE, MAX_WEIGHTS_BYTES)
+        max_bytes = BYTES_OF_A_PARAMETER * result.parameters + EXTRA_BYTES
+        if weights_file.lstat().st_size > max_bytes:
+            return None
     except (ValueError, OSError):
         return None
     curve = result.training
@@ -125,7 +130,7 @@ def _read_training(home: Path, trial: TrialConfig) -> _FinishedTraining | None:
     # Speed is computed from the seconds, which a foreign file may give as 0 or NaN.
     if not seconds > 0 or not curve or curve[-1].step != trial.steps:
         return None
-    return _FinishedTraining(curve, seconds, weights)
+    return _FinishedTraining(curve, seconds, weights_file)
 
 
 def _write_last_checkpoint(
@@ -133,17 +138,32 @@ def _write_last_checkpoint(
 ) -> None:
     """Write weights as the checkpoint of a trial that is trained and not yet tested."""
     home = make_subfolder(folder / trial.folder)
-    write_atomically(home / WEIGHTS_FILE, training.weights)
+    weights_sha256 = _copy_and_hash(training.weights_file, home / WEIGHTS_FILE)
     cursor = Cursor(
         trial.hash,
         trial.steps,
         training=training.curve,
         train_seconds=training.seconds,
         tensors=WEIGHTS_FILE,
-        tensors_sha256=hashlib.sha256(training.weights).hexdigest(),
+        tensors_sha256=weights_sha256,
         reused_from=reused_from,
     )
     write_atomically(home / CHECKPOINT_FILE, cursor.to_json())
+
+
+def _copy_and_hash(source: Path, target: Path) -> str:
+    """Copy a file piece by piece, however large it is; `target` has all of it or is not changed.
+    Return the SHA-256 of what was copied. Raises ValueError where `source` is a link."""
+    digest = hashlib.sha256()
+
+    def hashed_pieces() -> Iterator[bytes]:
+        with open_ordinary(source, follow_links=False) as file:
+            while piece := file.read(PIECE_BYTES):
+                digest.update(piece)
+                yield piece
+
+    write_pieces_atomically(target, hashed_pieces())
+    return digest.hexdigest()
 
 
 def _finished_result(run: Path, trial: TrialConfig) -> TrialResult | None:

@@ -201,7 +201,7 @@ class _Run:
                 self.console, f"{num_reused} of {len(trials)} trials are reused from other runs."
             )
         self.say_what_is_retested(to_retest)
-        self.engine.prepare(self.folder, trials, options.checkpoint_steps)
+        self.engine.prepare(self.folder, trials, options.checkpoint_steps or 0)
         to_train = [t for t in trials if not is_done(self.folder, t) and t not in to_retest]
         if sum(trial.steps for trial in to_train) < time_estimate.MIN_STEPS_TO_MEASURE:
             return study, None
@@ -292,7 +292,7 @@ class _Run:
                 f"{len(added_trials)} more join what won, or go beyond it.",
             )
             reuse_trials(self.folder, added_trials, self.reusable_runs)
-            self.engine.prepare(self.folder, added_trials, self.plan.options.checkpoint_steps)
+            self.engine.prepare(self.folder, added_trials, self.plan.options.checkpoint_steps or 0)
         study = with_choices(study, search.checks(results), self.plan.compared)
         _save_study(study, self.folder)
         return study
@@ -303,7 +303,7 @@ class _Run:
         Return the study with the seconds of steps of settings that a search has chosen."""
         _, to_retest = reuse_trials(self.folder, study.trials, self.reusable_runs)
         self.say_what_is_retested(to_retest)
-        self.engine.prepare(self.folder, study.trials, self.plan.options.checkpoint_steps)
+        self.engine.prepare(self.folder, study.trials, self.plan.options.checkpoint_steps or 0)
         if self.plan.search is None or set(study.encodings) <= study.step_seconds.keys():
             return study
         measured_kinds = time_estimate.measure_kinds(study.trials, self.folder, self.local_workers)

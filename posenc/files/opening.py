@@ -15,7 +15,7 @@ LARGEST_TEXT_BYTES = 64 << 20
 NOT_ORDINARY_MESSAGE = "not an ordinary file, but a pipe, a device or a folder."
 FICLONE = 0x40049409
 """Linux's FICLONE: the copy shares the original's blocks until one of them is written."""
-_PIECE_BYTES = 1 << 24
+PIECE_BYTES = 1 << 24
 """Bytes that are copied at a time, so that a large file needs little memory: 16 MiB, chosen."""
 _O_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 # A pipe is not waited for, no terminal is taken over, no child inherits the handle.
@@ -161,7 +161,7 @@ def copy_file(source: Path, target: Path, *, follow_links: bool = True) -> None:
 
             fcntl.ioctl(target_file.fileno(), FICLONE, source_file.fileno())
         except (ImportError, OSError):
-            while piece := source_file.read(_PIECE_BYTES):
+            while piece := source_file.read(PIECE_BYTES):
                 target_file.write(piece)
 
 

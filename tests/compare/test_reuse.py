@@ -1,8 +1,10 @@
 """Finished trials of other runs are reused, and only those that would give the same numbers."""
 
 import dataclasses
+import hashlib
 import json
 import os
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,7 +114,7 @@ def test_one_more_length_only_tests(text, capsys):
     Path("new").mkdir()
     assert reuse.reuse_trials(Path("copied"), asked, [Path("runs/other")])[1] == asked
     for spoil in (
-        lambda: os.truncate(weights, reuse.MAX_WEIGHTS_BYTES + 1),
+        lambda: os.truncate(weights, 8 * other.parameters + reuse.EXTRA_BYTES + 1),
         lambda: link_to(weights),
     ):
         spoil()
@@ -123,6 +125,20 @@ def test_one_more_length_only_tests(text, capsys):
     again = result("again", "32")
     assert not again.timing.reused_from and "the checkpoint is corrupt" in capsys.readouterr().err
     assert replace(again, timing=None) == replace(fresh, timing=None)
+
+
+def test_weights_are_copied_piece_by_piece_whatever_their_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(reuse, "PIECE_BYTES", 1 << 16)
+    content = os.urandom((1 << 22) + 5)
+    source, target = tmp_path / "weights", tmp_path / "copy"
+    source.write_bytes(content)
+    tracemalloc.start()
+    digest = reuse._copy_and_hash(source, target)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert target.read_bytes() == content
+    assert digest == hashlib.sha256(content).hexdigest()
+    assert most_bytes < 1 << 20
 
 
 def test_weights_of_the_same_folder_are_tested_again(text):

@@ -46,7 +46,7 @@ class Job:
 
     folder: path of the study's folder. Without a storage, all machines must see it there.
     storage: URL of the storage that all machines see; None where they see the folder.
-    checkpoint_steps: steps between two checkpoints.
+    checkpoint_steps: steps between two checkpoints; 0: by time.
     facts_here: facts of the machine that the command runs on.
     cwd: the command's current folder, from which files with encodings are named.
     """

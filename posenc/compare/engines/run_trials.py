@@ -35,8 +35,9 @@ class Engine(Protocol):
         ...
 
     def prepare(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
-        """Make the study's folder, with its text, known where trials run. Raises: ValueError where
-        trials cannot read or write there."""
+        """Make the study's folder, with its text, known where trials run. checkpoint_steps: steps
+        between two checkpoints; 0: by time. Raises: ValueError where trials cannot read or write
+        there."""
 
     def submit(self, trial: TrialConfig) -> None:
         """Begin a trial, from its last checkpoint where it has one."""

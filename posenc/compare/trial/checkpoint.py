@@ -1,6 +1,7 @@
 """Checkpoints of unfinished trials: tensors in safetensors, everything else in JSON."""
 
 import base64
+import time
 from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,34 @@ from posenc.files.tensor_files import map_tensors, write_tensors
 EXTRA_BYTES = 1 << 24
 """Bytes that a checkpoint may have besides the tensors: its header, names and small numbers.
 Chosen, far above the need; a larger file is not read."""
+
+SECONDS_BETWEEN = 60.0
+"""Time between two checkpoints at least, where no number of steps is given: a minute is not much to
+lose, and a short training writes none but the last. Chosen."""
+MAX_WRITING_SHARE = 0.03
+"""Part of the time that writing checkpoints may take, where no number of steps is given: a model
+that takes 10 seconds to write is written every five and a half minutes. Chosen."""
+
+
+class CheckpointTimes:
+    """Says after which steps of a training a checkpoint is due: after every `steps` steps, or by
+    time if `steps` is 0, see SECONDS_BETWEEN and MAX_WRITING_SHARE."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.seconds_between = SECONDS_BETWEEN
+        self.last_written = time.perf_counter()
+
+    def is_due(self, step: int) -> bool:
+        """Return True if a checkpoint is to be written after this step, counted from 1."""
+        if self.steps:
+            return step % self.steps == 0
+        return time.perf_counter() - self.last_written >= self.seconds_between
+
+    def count_written(self, seconds: float) -> None:
+        """Note that a checkpoint was written just now, which took so many seconds."""
+        self.seconds_between = max(SECONDS_BETWEEN, seconds / MAX_WRITING_SHARE)
+        self.last_written = time.perf_counter()
 
 
 class CorruptCheckpoint(Exception):

@@ -101,7 +101,7 @@ class TrialProcess:
     """A process that runs a trial.
 
     folder: folder of the study, which has the text and the trial's own folder.
-    checkpoint_steps: steps between two checkpoints.
+    checkpoint_steps: steps between two checkpoints; 0: by time.
     module: the module that the process runs; see `command`.
     gpu: the GPU that it sees, as in CUDA_VISIBLE_DEVICES; None for all.
     """

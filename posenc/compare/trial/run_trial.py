@@ -52,6 +52,7 @@ def run_trial(
     """Train the trial from its last checkpoint in `folder`, test it, and write the result.
 
     tell: called during training, for example tell("step", step=3, loss=2.5).
+    checkpoint_steps: steps between two checkpoints; 0: by time.
     """
     _make_deterministic(config.device)
     task = task_of(config)

@@ -164,14 +164,16 @@ def train_model(
     """Train a trial's model to the last step, from the checkpoint in `folder` if there is one.
     Return the model and the cursor after the last step.
 
-    Writes a checkpoint every `checkpoint_steps` steps, which does not change the numbers. The
-    symbols are those of a text; tasks ignore them. token_bytes: the bytes of each token, by which
+    Writes a checkpoint every `checkpoint_steps` steps, or by time if that is 0, and after the last
+    step; this does not change the numbers. The symbols are those of a text; tasks ignore them.
+    token_bytes: the bytes of each token, by which
     losses are told and recorded; None where each symbol counts as one.
     """
     model, optimizer, cursor = _begin_or_resume(config, valid_symbols, folder, tell, token_bytes)
     model.train()
     compiled_model = compile_if_asked(model, config)
     validation_steps = max(1, config.steps // NUM_VALIDATIONS)
+    checkpoint_times = checkpoint.CheckpointTimes(checkpoint_steps)
     unread_losses: list[Tensor] = []
     while cursor.step < config.steps:
         began = time.perf_counter()
@@ -182,7 +184,7 @@ def train_model(
         step = cursor.step + 1
         is_last = step == config.steps
         is_validated = step % validation_steps == 0 or is_last
-        is_saved = step % checkpoint_steps == 0 or is_last
+        is_saved = checkpoint_times.is_due(step) or is_last
         losses: list[float] = []
         if is_validated or is_saved or len(unread_losses) == READ_EVERY[config.device]:
             losses = torch.stack(unread_losses).tolist()
@@ -193,7 +195,9 @@ def train_model(
             valid_loss = _validate(model, config, valid_symbols, token_bytes)
             cursor = _cursor_after_validation(cursor, valid_loss)
         if is_saved:
+            began = time.perf_counter()
             checkpoint.write_checkpoint(folder, cursor, model, optimizer)
+            checkpoint_times.count_written(time.perf_counter() - began)
     return model, cursor
 
 

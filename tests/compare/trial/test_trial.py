@@ -63,6 +63,43 @@ def run(config, folder, event=quiet, every=5):
     return train.train_model(config, TEXT, TEXT, folder, event, every)
 
 
+@pytest.mark.parametrize(
+    ("seconds_a_step", "seconds_to_write", "saved_after"),
+    [
+        (0.1, 0.0, [12]),  # short: the last step alone
+        (25.0, 0.0, [3, 6, 9, 12]),  # more than a minute each time
+        (600.0, 0.0, list(range(1, 13))),  # no step of ten minutes is lost
+        (25.0, 4.5, [3, 9, 12]),  # writing 4.5 s of 150 is 3 %
+    ],
+)
+def test_checkpoints_are_written_by_time(
+    tmp_path, monkeypatch, seconds_a_step, seconds_to_write, saved_after
+):
+    now = 0.0
+    saved = []
+    write_checkpoint = checkpoint.write_checkpoint
+    take_step = train.take_step
+
+    def pass_time(seconds):
+        nonlocal now
+        now += seconds
+
+    def slow_step(*arguments):
+        pass_time(seconds_a_step)
+        return take_step(*arguments)
+
+    def slow_write(folder, cursor, model, optimizer):
+        pass_time(seconds_to_write)
+        saved.append(cursor.step)
+        write_checkpoint(folder, cursor, model, optimizer)
+
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    monkeypatch.setattr(train, "take_step", slow_step)
+    monkeypatch.setattr(checkpoint, "write_checkpoint", slow_write)
+    run(dataclasses.replace(TINY, steps=12), tmp_path / "by_time", every=0)
+    assert saved == saved_after
+
+
 def other(value):
     if isinstance(value, Architecture):
         return Architecture(qk_norm=True)
