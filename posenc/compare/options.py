@@ -282,6 +282,23 @@ class Options:
             panel="Training",
         ),
     ] = 20.0
+    warmup: Annotated[
+        float,
+        option(
+            "Steps over which the learning rate rises; below 1, a part of --steps.",
+            min=0,
+            panel="Training",
+        ),
+    ] = 0.05
+    schedule: Annotated[
+        str,
+        option(
+            "Learning rate after the warm-up: cosine (to a tenth), linear (to 0), constant, or wsd "
+            "(constant, and linear to 0 over the last fifth). After constant a trial can be "
+            "trained further: see docs/compare.md.",
+            panel="Training",
+        ),
+    ] = "cosine"
     search_lr: Annotated[
         bool,
         option(
@@ -461,13 +478,14 @@ def check_options(options: Options) -> None:
 def _check_choices(options: Options) -> None:
     """Raise ValueError for an option of choice that has none of its values."""
     # These load numpy and torch, without which the command line starts sooner.
-    from posenc.compare.trial.config import OBJECTIVE_NAMES
+    from posenc.compare.trial.config import OBJECTIVE_NAMES, SCHEDULES
     from posenc.compare.trial.train import PROJECTIONS
     from posenc.tasks.registry import TEXT, find_task
 
     require_choice("--budget", options.budget, SUITES if options.suite else BUDGETS)
     require_choice("--engine", options.engine, ENGINE_OPTIONS)
     require_choice("--objective", options.objective, OBJECTIVE_NAMES)
+    require_choice("--schedule", options.schedule, SCHEDULES)
     require_choice("--device", options.device, ("auto", "cpu", "cuda"))
     require_choice("--precision", options.precision, ("auto", "float32", "bfloat16"))
     require_choice("--projections", options.projections, PROJECTIONS)

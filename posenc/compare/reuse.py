@@ -1,5 +1,6 @@
 """Reuse trials of other runs: one more encoding or seed trains only itself, one more length only
-tests. Weights of the run's own folder are tested again, too, such as those of a search."""
+tests, and more steps at a constant rate go on from the last one. Weights of the run's own folder
+are tested again, too, such as those of a search."""
 
 import hashlib
 import stat
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from posenc.compare.results import TrainingPoint, TrialResult
-from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.config import TrialConfig, learning_rate
 from posenc.compare.trial.result_files import (
     CHECKPOINT_FILE,
+    RESULT_FILE,
     WEIGHTS_FILE,
     CorruptResult,
     Cursor,
@@ -20,7 +22,7 @@ from posenc.compare.trial.result_files import (
     save_result,
 )
 from posenc.files.atomic import write_atomically, write_pieces_atomically
-from posenc.files.opening import PIECE_BYTES, make_subfolder, open_ordinary
+from posenc.files.opening import PIECE_BYTES, make_subfolder, open_ordinary, path_in_folder
 
 MAX_RESULT_BYTES = 1 << 23
 """Maximum size of a result.json that is reused. One of 200 steps has 8 kB."""
@@ -71,6 +73,100 @@ def reuse_trials(
         if not has_checkpoint and _copy_weights(folder, trial, other_runs):
             to_retest.append(trial)
     return num_reused, to_retest
+
+
+def continue_trials(folder: Path, trials: Sequence[TrialConfig], runs: Sequence[Path]) -> int:
+    """Give each of `trials` that has neither a result nor a checkpoint the last checkpoint of a
+    finished trial, in `folder` or one of the `runs`, that did the same steps but fewer.
+
+    Returns: the number of trials that go on so.
+    """
+    num_continued = 0
+    for trial in trials:
+        if is_done(folder, trial) or (folder / trial.folder / CHECKPOINT_FILE).exists():
+            continue
+        for shorter in _shorter_trials(trial, (folder, *runs)):
+            if _is_beginning(shorter.config, trial) and _copy_checkpoint(folder, trial, shorter):
+                num_continued += 1
+                break
+    return num_continued
+
+
+def count_decayed(folder: Path, trials: Sequence[TrialConfig], runs: Sequence[Path]) -> int:
+    """Return how many of `trials`, of those that begin with the first step, `folder` or one of the
+    `runs` has with fewer steps, of which the learning rate was another."""
+    num_decayed = 0
+    for trial in trials:
+        if is_done(folder, trial) or (folder / trial.folder / CHECKPOINT_FILE).exists():
+            continue
+        num_decayed += any(
+            shorter.config.test_lengths == trial.test_lengths  # no trial of a search
+            and not _is_beginning(shorter.config, trial)
+            for shorter in _shorter_trials(trial, (folder, *runs))
+        )
+    return num_decayed
+
+
+class _ShorterTrial(NamedTuple):
+    """A finished trial of fewer steps: its folder and its result."""
+
+    home: Path
+    result: TrialResult
+
+    @property
+    def config(self) -> TrialConfig:
+        return self.result.config
+
+
+def _shorter_trials(trial: TrialConfig, runs: Sequence[Path]) -> list[_ShorterTrial]:
+    """Return the finished trials in the runs that differ from this one in having fewer steps, and
+    perhaps in their tests: most steps first."""
+    shorter_trials = []
+    for run in runs:
+        for home in sorted(run.glob(f"{trial.name}-*")):
+            try:
+                config = TrialResult.read(home / RESULT_FILE, MAX_RESULT_BYTES).config
+            except (ValueError, OSError):
+                continue
+            fields = {name: getattr(trial, name) for name in ("steps", *_TEST_FIELDS)}
+            is_shorter = config.steps < trial.steps and replace(config, **fields) == trial
+            if home.name != config.folder or not is_shorter:
+                continue
+            result = _finished_result(run, config)
+            if result is not None:
+                shorter_trials.append(_ShorterTrial(home, result))
+    return sorted(shorter_trials, key=lambda shorter: -shorter.config.steps)
+
+
+def _is_beginning(shorter: TrialConfig, trial: TrialConfig) -> bool:
+    """Return True if all steps of a trial of fewer steps have the learning rates of this one's:
+    the batch of a step depends on its number alone."""
+    return all(
+        learning_rate(shorter, step) == learning_rate(trial, step) for step in range(shorter.steps)
+    )
+
+
+def _copy_checkpoint(folder: Path, trial: TrialConfig, shorter: _ShorterTrial) -> bool:
+    """Copy the checkpoint that a finished trial of fewer steps has kept into the trial's folder.
+    Return False if it has none, or a damaged one."""
+    try:
+        cursor = Cursor.read(shorter.home / CHECKPOINT_FILE, MAX_RESULT_BYTES)
+        tensors_file = path_in_folder(shorter.home, cursor.tensors)
+        is_last = (cursor.trial, cursor.step) == (shorter.config.hash, shorter.config.steps)
+        # Weights and AdamW's two averages.
+        max_bytes = 3 * BYTES_OF_A_PARAMETER * shorter.result.parameters + EXTRA_BYTES
+        if not _has_kind(stat.S_ISREG, tensors_file) or tensors_file.stat().st_size > max_bytes:
+            return False
+    except (ValueError, OSError):
+        return False
+    if not is_last or cursor.reused_from:
+        return False
+    home = make_subfolder(folder / trial.folder)
+    if _copy_and_hash(tensors_file, home / tensors_file.name) != cursor.tensors_sha256:
+        (home / tensors_file.name).unlink()
+        return False
+    write_atomically(home / CHECKPOINT_FILE, replace(cursor, trial=trial.hash).to_json())
+    return True
 
 
 def _reusable_result(trial: TrialConfig, runs: Sequence[Path]) -> TrialResult | None:

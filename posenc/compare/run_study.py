@@ -30,7 +30,7 @@ from posenc.compare.plan.learning_rate_search import with_chosen_rates
 from posenc.compare.plan.plan import Plan, check_plan, make_plan, with_text
 from posenc.compare.progress import open_watchers
 from posenc.compare.results import FORMAT, MAX_STUDY_BYTES, OtherFormat, Study, TrialResult
-from posenc.compare.reuse import candidate_runs, reuse_trials
+from posenc.compare.reuse import candidate_runs, continue_trials, count_decayed, reuse_trials
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.result_files import is_done, load_results
 from posenc.files.atomic import is_partial, remove_partials, write_atomically
@@ -201,6 +201,7 @@ class _Run:
                 self.console, f"{num_reused} of {len(trials)} trials are reused from other runs."
             )
         self.say_what_is_retested(to_retest)
+        self.continue_trials(trials)
         self.engine.prepare(self.folder, trials, options.checkpoint_steps or 0)
         to_train = [t for t in trials if not is_done(self.folder, t) and t not in to_retest]
         if sum(trial.steps for trial in to_train) < time_estimate.MIN_STEPS_TO_MEASURE:
@@ -234,6 +235,23 @@ class _Run:
         if to_retest:
             trials_have = "trial has" if len(to_retest) == 1 else "trials have"
             print_line(self.console, f"{len(to_retest)} {trials_have} weights: tested only.")
+
+    def continue_trials(self, trials: Sequence[TrialConfig]) -> None:
+        """Let trials go on from finished ones of fewer steps, and print how many do, and how many
+        that the user may expect to cannot."""
+        asked_runs = candidate_runs([Path(place) for place in self.plan.options.reuse or ()])
+        num_decayed = count_decayed(self.folder, trials, asked_runs)
+        num_continued = continue_trials(self.folder, trials, self.reusable_runs)
+        if num_continued:
+            trials_go = "trial goes" if num_continued == 1 else "trials go"
+            print_line(self.console, f"{num_continued} {trials_go} on from one of fewer steps.")
+        if num_decayed:
+            print_line(
+                self.console,
+                f"Note: {num_decayed} of {len(trials)} trials are there with fewer steps, but "
+                "their learning rate was another: these begin with the first step. A trial can be "
+                "trained further after --schedule constant, with --warmup in steps.",
+            )
 
     def train_and_report(self, study: Study) -> Study:
         """Train what is left, after the trials that choose learning rates, and write the report.
@@ -303,6 +321,7 @@ class _Run:
         Return the study with the seconds of steps of settings that a search has chosen."""
         _, to_retest = reuse_trials(self.folder, study.trials, self.reusable_runs)
         self.say_what_is_retested(to_retest)
+        self.continue_trials(study.trials)
         self.engine.prepare(self.folder, study.trials, self.plan.options.checkpoint_steps or 0)
         if self.plan.search is None or set(study.encodings) <= study.step_seconds.keys():
             return study

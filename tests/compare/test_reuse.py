@@ -153,6 +153,68 @@ def test_weights_of_the_same_folder_are_tested_again(text):
     assert json.loads(cursor)["reused_from"] == "the same folder, tested again here"
 
 
+CONSTANT_RATE = {"schedule": "constant", "warmup": 3, "checkpoint_steps": 5}
+
+
+def test_more_steps_at_a_constant_rate_go_on_to_the_bits_of_a_longer_run(text, capsys):
+    def result(out, steps):
+        options = SMALL | CONSTANT_RATE | {"steps": steps, "out": Path(out)}
+        return run_study(Options(["t5"], text=text, **options)).results[0]
+
+    whole = result("whole", 40)
+    result("grown", 20)
+    assert "goes on" not in capsys.readouterr().err
+    grown = result("grown", 40)
+    said = capsys.readouterr().err
+    assert "1 trial goes on from one of fewer steps." in said and "corrupt" not in said
+    # The curve begins as that of the shorter trial, which shows that this one went on from it.
+    steps_of_curve = [*range(2, 21, 2), *range(24, 41, 4)]
+    assert [point.step for point in grown.training] == steps_of_curve
+    assert grown.training[-1].valid == whole.training[-1].valid
+    without_curve = {"training": (), "timing": None}
+    assert replace(grown, **without_curve) == replace(whole, **without_curve)
+    weights = [Path(out, whole.config.folder, "model.safetensors") for out in ("whole", "grown")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_only_a_whole_last_checkpoint_of_the_same_rates_is_gone_on_from(text, tmp_path):
+    options = SMALL | CONSTANT_RATE | {"steps": 6, "out": Path("out")}
+    short = run_study(Options(["rope"], text=text, **options)).results[0].config
+    home = Path("out", short.folder)
+    new, runs = tmp_path / "new", [Path("out")]
+    new.mkdir()
+    more = replace(short, steps=12)
+    assert reuse._is_beginning(short, more)
+    other_rates = [{"schedule": schedule} for schedule in ("cosine", "linear", "wsd")]
+    for changes in (*other_rates, {"warmup": 0.5}):
+        assert not reuse._is_beginning(replace(short, **changes), replace(more, **changes))
+    for other in (
+        replace(more, schedule="wsd"),
+        replace(more, lr=0.1),
+        replace(more, seed=1),
+        replace(short, steps=5),
+        short,
+    ):
+        assert reuse.continue_trials(new, [other], runs) == 0
+    (tensors,) = home.glob("checkpoint-6.safetensors")
+    sound = tensors.read_bytes()
+    tensors.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    assert reuse.continue_trials(new, [more], runs) == 0
+    assert not list(new.rglob("*.safetensors"))
+    tensors.write_bytes(sound)
+    assert reuse.continue_trials(new, [more], runs) == 1
+    assert (new / more.folder / tensors.name).read_bytes() == sound
+
+
+def test_more_steps_after_a_rate_that_fell_begin_again_and_say_so(text, trained, capsys):
+    run(trained, ["rope", "alibi"], text, out=Path("out"), steps=40)
+    run(trained, ["rope", "nope"], text, out=Path("out"), steps=80)
+    assert trained == ["rope-seed0", "nope-seed0"]
+    said = capsys.readouterr().err
+    assert "Note: 1 of 2 trials are there with fewer steps, but their learning rate was" in said
+    assert "goes on" not in said
+
+
 def test_what_was_reused_is_marked(text, trained):
     run(trained, ["rope"], text, out=Path("runs/one"))
     run(trained, ["rope", "alibi"], text, out=Path("runs/two"))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from posenc.command_line.errors import RunFailed
 from posenc.compare.options import Options
 from posenc.compare.results import TrialResult
-from posenc.compare.trial.checkpoint import delete_checkpoint
+from posenc.compare.trial.checkpoint import delete_unneeded_checkpoint
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import TrialEvent, TrialProcess
 from posenc.compare.trial.result_files import CorruptResult, load_result
@@ -168,7 +168,8 @@ def _unfinished_trials(
             tell("note", trial, f"the result is corrupt ({error}); running this trial again")
             result = None
         if result is not None and result.reason is None:
-            delete_checkpoint(folder / trial.folder)  # a kill after the result leaves it there
+            # A kill after the result leaves it there.
+            delete_unneeded_checkpoint(folder / trial.folder, trial)
             tell("finished", trial, result)
         else:
             unfinished.append(trial)

@@ -21,9 +21,10 @@ from posenc.tasks.scoring import LEAST_LEARNED_EXACT_MATCH
 REACH_TOLERANCE = 1.05
 """How far above its own loss at the training length an encoding may come and still count as
 reaching."""
-HALF_RATE_FRACTION = 0.313
-"""Fraction of the steps after which half of the sum of the learning rates is spent, as much as in a
-run of half the steps (posenc.compare.trial.train.learning_rate)."""
+HALF_RATE_FRACTIONS = {"cosine": 0.313, "linear": 0.311, "constant": 0.5, "wsd": 0.463}
+"""Fraction of the steps, by schedule, after which half of the sum of the learning rates is spent,
+as much as in a run of half the steps, with the usual warm-up (posenc.compare.trial.config). At a
+constant rate that run is the beginning of the longer one: half of the steps."""
 
 
 def summarise(study: Study) -> tuple[EncodingSummary, ...]:
@@ -128,7 +129,8 @@ def estimate_bits_of_doubling_steps(results: Sequence[TrialResult]) -> dict[str,
     """
     falls: dict[str, list[float]] = {}
     for result in results:
-        loss = _loss_at_step(result.training, HALF_RATE_FRACTION * result.config.steps)
+        fraction = HALF_RATE_FRACTIONS[result.config.schedule]
+        loss = _loss_at_step(result.training, fraction * result.config.steps)
         if loss is not None:
             fall = loss - result.training[-1].valid
             falls.setdefault(result.config.encoding, []).append(fall)

@@ -14,7 +14,7 @@ from posenc.compare.results import (
     TrialResult,
 )
 from posenc.compare.rows import plain_name
-from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.config import COSINE, WARMUP, TrialConfig
 from posenc.compare.trial.run_trial import window_of_rotated_layers
 from posenc.report.report import Block, Heading, Links, Number, Section, Table, Value
 from posenc.tasks.registry import TASKS, TEXT
@@ -294,6 +294,13 @@ def _model_fact(config: TrialConfig) -> str:
     )
 
 
+def _schedule_note(trial: TrialConfig) -> str:
+    """Return the warm-up and schedule of a trial, with a comma before; "" for the usual ones."""
+    if (trial.warmup, trial.schedule) == (WARMUP, COSINE) or trial.is_of_table:
+        return ""
+    return f", warm-up over {trial.warmup_steps:,} steps, then {trial.schedule}"
+
+
 def _training_fact(trial: TrialConfig, study: Study) -> tuple[str, str]:
     """Return how the trials of this one's task were trained, as the name of a fact and its text."""
     fact_name = "training" if trial.is_on_text else f"training on {trial.task}"
@@ -308,6 +315,7 @@ def _training_fact(trial: TrialConfig, study: Study) -> tuple[str, str]:
         tables_text = f"tables of encodings {factors[0]:g} to {factors[-1]:g} times it"
     notes = f", {trial.micro_batch} windows at a time" if trial.micro_batch else ""
     notes += ", layers computed again in the backward pass" if trial.recompute else ""
+    notes += _schedule_note(trial)
     notes += ", compiled" if trial.compile else ""
     return fact_name, (
         f"{trial.steps:,} steps of {trial.batch} × {trial.train_length:,} {unit}, {rate_text}, "

@@ -16,7 +16,7 @@ from posenc.compare.plan.encodings import build_encoding
 from posenc.compare.plan.splits import TextSplits
 from posenc.compare.plan.time_estimate import kind_of_trial, measure_kinds
 from posenc.compare.results import Study
-from posenc.compare.trial.config import CAUSAL, TrialConfig
+from posenc.compare.trial.config import CAUSAL, COSINE, TrialConfig
 from posenc.compare.trial.evaluate import (
     TOKENS_AT_ONCE,
     why_case_impossible,
@@ -145,7 +145,16 @@ def expected_memory(trials: Sequence[TrialConfig]) -> int | None:
 def _as_in_memory(trial: TrialConfig) -> TrialConfig:
     """Return a trial without what takes no other memory: seed, rates, text and the like."""
     return replace(
-        trial, seed=0, lr=1.0, encoding_lr=1.0, steps=1, corpus="", num_windows=0, test_window=0
+        trial,
+        seed=0,
+        lr=1.0,
+        encoding_lr=1.0,
+        warmup=0.0,
+        schedule=COSINE,
+        steps=1,
+        corpus="",
+        num_windows=0,
+        test_window=0,
     )
 
 

@@ -71,6 +71,8 @@ RECIPE_FIELDS = (
     "kv_heads",
     "lr",
     "encoding_lr",
+    "warmup",
+    "schedule",
     "objective",
     "projections",
 )

@@ -1,9 +1,11 @@
-"""Choose each encoding's learning rate by validation loss, before its trials."""
+"""Check learning rates, and choose each encoding's by validation loss, before its trials."""
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from posenc.compare.options import Options
 from posenc.compare.results import (
     RATE_FACTORS,
     RATE_STEPS_DIVISOR,
@@ -15,16 +17,45 @@ from posenc.compare.results import (
 from posenc.compare.trial.config import TrialConfig
 
 
-def check_rates(lr: float) -> None:
-    """Raise ValueError if a rate that --search-lr would try for --lr `lr` is not positive and
-    finite: `lr` may be close to the limits of a float."""
-    tried_rates = [lr * factor for factor in RATE_FACTORS]
+def check_rates(options: Options) -> None:
+    """Raise ValueError for rates and a warm-up that no trial can have; also if a rate that
+    --search-lr or --tune would try is not positive and finite, as --lr may be close to the limits
+    of a float."""
+    if not 0 < options.lr <= sys.float_info.max:
+        raise ValueError(f"--lr must be a positive number, got {options.lr}.")
+    if not 0 < options.encoding_lr <= sys.float_info.max:
+        raise ValueError(f"--encoding-lr must be a positive number, got {options.encoding_lr}.")
+    is_share = 0 <= options.warmup < 1
+    if not is_share and not (options.warmup >= 1 and options.warmup == options.warmup // 1):
+        raise ValueError(
+            "--warmup must be a whole number of steps, or a part of --steps from 0 to 1, got "
+            f"{options.warmup:g}."
+        )
+    if not options.search_lr and not options.tune:
+        return
+    tried_rates = [options.lr * factor for factor in RATE_FACTORS]
     if min(tried_rates) <= 0 or max(tried_rates) == math.inf:
         factors_in_words = ", ".join(f"{factor:g}" for factor in RATE_FACTORS)
         raise ValueError(
-            f"--search-lr tries --lr {lr:g} times {factors_in_words}, and {min(tried_rates):g} to "
-            f"{max(tried_rates):g} are not all positive and finite. Use another --lr."
+            f"--search-lr tries --lr {options.lr:g} times {factors_in_words}, and "
+            f"{min(tried_rates):g} to {max(tried_rates):g} are not all positive and finite. Use "
+            "another --lr."
         )
+    if not is_share:
+        raise ValueError(
+            f"--warmup {options.warmup:g} counts steps, and trials that choose a rate have fewer. "
+            "Give a part of --steps, such as 0.05."
+        )
+
+
+def check_warmup(trials: Sequence[TrialConfig]) -> None:
+    """Raise ValueError if the warm-up of a trial is longer than its training."""
+    for trial in trials:
+        if trial.warmup > trial.steps:
+            raise ValueError(
+                f"--warmup {trial.warmup:g} is more than the {trial.steps:,} steps of training. "
+                "Give fewer, or more --steps."
+            )
 
 
 def rate_trials(trials: Sequence[TrialConfig]) -> tuple[TrialConfig, ...]:

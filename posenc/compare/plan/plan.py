@@ -1,7 +1,6 @@
 """The `Plan` of a comparison, made once from the options and checked before allocation."""
 
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -38,7 +37,7 @@ from posenc.compare.plan.equal_tuning import (
     recorded_choices,
     with_options,
 )
-from posenc.compare.plan.learning_rate_search import check_rates, rate_trials
+from posenc.compare.plan.learning_rate_search import check_rates, check_warmup, rate_trials
 from posenc.compare.plan.sizes import decoder_sizes, layers_of_config
 from posenc.compare.plan.splits import MinimumSizes, TextSplits, split_text
 from posenc.compare.plan.tokens import text_of_options, token_settings
@@ -269,7 +268,9 @@ def plan_one_trial_per_task(
         if TASKS[name].num_axes > 1:
             _check_axes(TASKS[name], compared)
     shared_fields = _shared_fields(options, compared[0].text)
-    return tuple(_plan_trial(name, options, shared_fields) for name in task_names)
+    trials = tuple(_plan_trial(name, options, shared_fields) for name in task_names)
+    check_warmup(trials)
+    return trials
 
 
 def _check_options_of_tasks(options: Options, task_names: Sequence[str]) -> None:
@@ -310,12 +311,7 @@ def _shared_fields(options: Options, encoding: str) -> dict[str, Any]:
 
     Raises: ValueError for options that do not fit together or this machine.
     """
-    if not 0 < options.lr <= sys.float_info.max:
-        raise ValueError(f"--lr must be a positive number, got {options.lr}.")
-    if options.search_lr or options.tune:
-        check_rates(options.lr)
-    if not 0 < options.encoding_lr <= sys.float_info.max:
-        raise ValueError(f"--encoding-lr must be a positive number, got {options.encoding_lr}.")
+    check_rates(options)
     sizes = decoder_sizes(options)
     if options.projections in ("q=k", "none") and sizes["kv_heads"] != sizes["heads"]:
         raise ValueError(
@@ -327,6 +323,8 @@ def _shared_fields(options: Options, encoding: str) -> dict[str, Any]:
     common_names = {f.name for f in fields(TrialConfig)} & {f.name for f in fields(Options)}
     common_names -= {"tokenizer", "document_end", "micro_batch"}  # of a text; see `_plan_trial`
     return {name: getattr(options, name) for name in common_names} | {
+        # A float, so that 3 and 3.0 give a trial the same hash.
+        **{name: float(getattr(options, name)) for name in ("lr", "encoding_lr", "warmup")},
         "encoding": encoding,
         "seed": 0,
         "corpus": "",

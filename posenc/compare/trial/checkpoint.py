@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from posenc.compare.trial.config import CONSTANT, TrialConfig
 from posenc.compare.trial.result_files import CHECKPOINT_FILE, Cursor
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import hash_of_file, path_in_folder
@@ -160,6 +161,13 @@ def delete_checkpoint(folder: Path, keep: str | None = None) -> None:
     for path in folder.glob("checkpoint-*.safetensors"):
         if path.name != keep:
             path.unlink(missing_ok=True)
+
+
+def delete_unneeded_checkpoint(folder: Path, config: TrialConfig) -> None:
+    """Delete the checkpoints of a finished trial, except after a constant rate: there more steps
+    can go on from the last one, see `posenc.compare.reuse.continue_trials`."""
+    if config.schedule != CONSTANT:
+        delete_checkpoint(folder)
 
 
 def _tensors_by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

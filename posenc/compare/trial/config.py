@@ -1,8 +1,9 @@
-"""The frozen config of a trial, and the folder named by its hash."""
+"""The frozen config of a trial, its learning rate at each step, and its folder, named by a hash."""
 
 import dataclasses
 import hashlib
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +31,20 @@ training, and the comparison would measure that instead of the method. Of 1, 5, 
 has the lowest mean loss of six encodings at the training length: 2.22, 2.06, 2.02 and 2.04 bits
 (results/ablations/encoding_lr.csv).
 """
+WARMUP = 0.05
+"""Part of the steps over which the learning rate rises, by default."""
+COSINE = "cosine"
+"""The default of --schedule."""
+CONSTANT = "constant"
+"""The schedule under which a finished trial can be trained further."""
+SCHEDULES = (COSINE, "linear", CONSTANT, "wsd")
+"""What the learning rate does after the warm-up, see `learning_rate`."""
+COOLDOWN_SHARE = 0.2
+"""Part of the steps over which "wsd" falls (arXiv:2405.18392: a fifth is enough)."""
 _NEWER_FIELDS = (
     *("compile", "encoding_lr", "num_windows", "test_window", "tune_steps"),
     *("tokenizer", "vocabulary", "document_end", "micro_batch", "recompute"),
-    "architecture",
+    *("architecture", "warmup", "schedule"),
 )
 """Fields that older trials lack; their defaults are what these trials did."""
 CAUSAL = "causal"
@@ -135,6 +146,8 @@ class TrialConfig:
             all of them.
         recompute: compute each layer again in the backward pass, in less memory.
         architecture: the layers of the model.
+        warmup: steps over which the learning rate rises; below 1, a part of `steps`.
+        schedule: what the learning rate does then, one of SCHEDULES, see `learning_rate`.
     """
 
     encoding: str
@@ -169,6 +182,8 @@ class TrialConfig:
     micro_batch: int = 0
     recompute: bool = False
     architecture: Architecture = Architecture()
+    warmup: float = WARMUP
+    schedule: str = COSINE
 
     def check(self) -> None:
         """Raise ValueError for a trial that no plan makes; called after reading a file."""
@@ -189,6 +204,9 @@ class TrialConfig:
         for name in ("lr", "encoding_lr"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name):g}.")
+        if not 0 <= self.warmup <= self.steps:  # NaN fails, too
+            raise ValueError(f"warmup must be from 0 to the steps, got {self.warmup}.")
+        require_choice("A trial's schedule", self.schedule, SCHEDULES)
         check_encoding_name(self.encoding)
         for field in dataclasses.fields(self):
             if isinstance(value := getattr(self, field.name), str):
@@ -221,6 +239,13 @@ class TrialConfig:
         return name + re.sub(r"[^\w.]+", "-", f"{suffix}-seed{self.seed}")
 
     @property
+    def warmup_steps(self) -> int:
+        """Return the number of steps over which the learning rate rises, at least 1."""
+        is_share = self.warmup < 1
+        steps = math.floor(self.warmup * self.steps) if is_share else int(self.warmup)
+        return max(1, steps)
+
+    @property
     def saves_memory(self) -> bool:
         """Return True if an option makes a step take less memory and more time."""
         return self.recompute or self.micro_batch > 0
@@ -251,6 +276,33 @@ class TrialConfig:
     def folder(self) -> str:
         """Return the name of the trial's folder."""
         return f"{self.name}-{self.hash}"
+
+
+def learning_rate(config: TrialConfig, step: int) -> float:
+    """Return the rate at step 0, 1, ...: `config.lr` times a factor that rises in a line to 1 over
+    the warm-up, and then depends on how far p, from 0 to 1, the rest of the steps is:
+
+        cosine     falls as a cosine to 0.1
+        linear     1 - p
+        constant   1
+        wsd        1, and from the last fifth of all steps on in a line to 0
+
+    Source: cosine arXiv:2005.14165, linear arXiv:2502.15938, wsd (warm-up, stable, decay)
+    arXiv:2404.06395 and arXiv:2405.18392.
+    """
+    warmup_steps = config.warmup_steps
+    if step < warmup_steps:
+        return config.lr * (step + 1) / warmup_steps
+    steps_left = config.steps - step
+    progress = (step - warmup_steps) / max(1, config.steps - warmup_steps)
+    if config.schedule == COSINE:
+        return config.lr * (0.55 + 0.45 * math.cos(math.pi * progress))
+    if config.schedule == "linear":
+        return config.lr * (1 - progress)
+    if config.schedule == "wsd":
+        cooldown_steps = max(1, math.floor(COOLDOWN_SHARE * config.steps))
+        return config.lr * min(1.0, steps_left / cooldown_steps)
+    return config.lr
 
 
 def check_encoding_name(name: str) -> None:

@@ -101,7 +101,7 @@ def run_trial(
         export_llama(model, folder / "huggingface", max_positions=config.train_length)
         _export_tokenizer(folder_of_text(study_folder, config.corpus), folder / "huggingface")
     save_result(folder, result)
-    checkpoint.delete_checkpoint(folder)
+    checkpoint.delete_unneeded_checkpoint(folder, config)
 
 
 def _export_tokenizer(text_folder: Path, folder: Path) -> None:

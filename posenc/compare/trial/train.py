@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from posenc.compare.results import TrainingPoint
 from posenc.compare.trial import checkpoint
 from posenc.compare.trial.checkpoint import Cursor
-from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.config import TrialConfig, learning_rate
 from posenc.compare.trial.evaluate import TOKENS_AT_ONCE, target_loss, validation_bits
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.task_of_trial import (
@@ -132,16 +132,6 @@ def optimizer_for(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:
     ]
     groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=config.lr, betas=BETAS, fused=True)
-
-
-def learning_rate(config: TrialConfig, step: int) -> float:
-    """Return the rate at step 0, 1, ...: linear warm-up over the first twentieth of the steps, then
-    a cosine to a tenth of the peak."""
-    warm_up_steps = max(1, config.steps // 20)
-    if step < warm_up_steps:
-        return config.lr * (step + 1) / warm_up_steps
-    progress = (step - warm_up_steps) / max(1, config.steps - warm_up_steps)
-    return config.lr * (0.55 + 0.45 * math.cos(math.pi * progress))
 
 
 class _Training(NamedTuple):

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import posenc
 from posenc.compare.judging.summary import (
-    HALF_RATE_FRACTION,
+    HALF_RATE_FRACTIONS,
     estimate_bits_of_doubling_steps,
     summarise,
 )
@@ -28,9 +28,8 @@ from posenc.compare.results import (
     TrialResult,
 )
 from posenc.compare.scores import FarScore, Reading
-from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.config import SCHEDULES, TrialConfig, learning_rate
 from posenc.compare.trial.run_trial import effective_spec
-from posenc.compare.trial.train import learning_rate
 
 RESULTS = Path(__file__).parents[3] / "results"
 
@@ -134,12 +133,17 @@ def test_mean_spread_and_speed_are_over_seeds():
     assert [s.spread for s in row.by_length] == pytest.approx([0.1, 0.05, 0.5])
 
 
-def test_a_fall_is_that_of_the_last_doubling_of_the_learning_rates():
-    long = dataclasses.replace(TRIAL, steps=4000)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_half_of_the_learning_rates_is_spent_at_the_fraction_of_each_schedule(schedule):
+    warmup = 1.0 if schedule == "constant" else 0.05
+    long = dataclasses.replace(TRIAL, steps=4000, schedule=schedule, warmup=warmup)
     spent = np.cumsum([learning_rate(long, step) for step in range(long.steps)])
     assert np.searchsorted(spent, spent[-1] / 2) / long.steps == pytest.approx(
-        HALF_RATE_FRACTION, abs=1e-3
+        HALF_RATE_FRACTIONS[schedule], abs=1e-3
     )
+
+
+def test_a_fall_is_that_of_the_last_doubling_of_the_learning_rates():
     curve = [(10, 6.0), (30, 5.0), (50, 4.0), (70, 3.5), (100, 3.1)]
     points = tuple(TrainingPoint(step, 9.0, loss) for step, loss in curve)
     one = dataclasses.replace(result("rope", 0, (2, 2, 2)), training=points)

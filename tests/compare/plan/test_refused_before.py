@@ -120,6 +120,13 @@ def test_the_command_refuses_it_in_one_line_and_writes_nothing(dry, tmp_path, ca
             }.items()
             for value in (0, -1, "2", 2.0, True)
         ),
+        ({"warmup": -0.1}, "--warmup must be a number of at least 0, got -0.1"),
+        ({"warmup": 1.5}, "--warmup must be a whole number of steps, or a part .*, got 1.5"),
+        ({"warmup": float("nan")}, "--warmup must be a whole number of steps, .*, got nan"),
+        ({"warmup": float("inf")}, "--warmup must be a whole number of steps, .*, got inf"),
+        ({"warmup": 3, "steps": 2}, "--warmup 3 is more than the 2 steps of training"),
+        ({"warmup": 9, "search_lr": True}, "--warmup 9 counts steps, and trials that choose"),
+        ({"schedule": "cosin"}, "--schedule must be cosine, linear, constant or wsd, got 'cosin'"),
         ({"lr": "1"}, "--lr must be a number, got '1'"),
         ({"lr": True}, "--lr must be a number, got True"),
         ({"lr": 10**400}, "--lr must be a positive number"),

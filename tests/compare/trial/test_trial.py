@@ -8,6 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    get_constant_schedule_with_warmup,
+    get_linear_schedule_with_warmup,
+    get_wsd_schedule,
+)
 
 from posenc.compare.results import TrialResult
 from posenc.compare.trial import checkpoint, evaluate, train, windows
@@ -16,6 +21,7 @@ from posenc.compare.trial.config import (
     ENCODING_LR,
     Architecture,
     TrialConfig,
+    learning_rate,
     read_trial,
     write_trial,
 )
@@ -257,7 +263,7 @@ def test_tables_of_all_encodings_have_the_same_faster_rate_and_no_decay():
 
 def test_the_rate_rises_in_a_twentieth_of_the_steps_and_falls_to_a_tenth():
     config = dataclasses.replace(TINY, steps=100, lr=2.0)
-    rates = [train.learning_rate(config, step) for step in range(100)]
+    rates = [learning_rate(config, step) for step in range(100)]
     np.testing.assert_allclose(rates[:5], [0.4, 0.8, 1.2, 1.6, 2.0])  # the first is not 0
     assert rates[5] == 2.0 and rates[5:] == sorted(rates[5:], reverse=True)
     middle = 5 + 95 // 2
@@ -266,12 +272,37 @@ def test_the_rate_rises_in_a_twentieth_of_the_steps_and_falls_to_a_tenth():
     assert 1.0 < rates[middle] < 1.2 and 0.2 < rates[-1] < 0.21
 
 
+def test_the_usual_warm_up_is_a_twentieth_of_the_steps_rounded_down():
+    """As in trials from before --warmup, whose results are reused."""
+    for steps in (*range(1, 3000), 20 * 10**6 - 1, 20 * 10**6):
+        assert dataclasses.replace(TINY, steps=steps).warmup_steps == max(1, steps // 20)
+
+
+@pytest.mark.parametrize("warmup", [0.0, 1.0, 7.0, 0.3])
+@pytest.mark.parametrize("schedule", ["linear", "constant", "wsd"])
+def test_schedules_are_those_of_transformers(schedule, warmup):
+    """Where the warm-up rises, ours is a step further: the first rate is not 0."""
+    config = dataclasses.replace(TINY, steps=50, lr=2.0, schedule=schedule, warmup=warmup)
+    warmup_steps = {0.0: 1, 1.0: 1, 7.0: 7, 0.3: 15}[warmup]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+    theirs = {
+        "linear": lambda: get_linear_schedule_with_warmup(optimizer, warmup_steps, 50),
+        "constant": lambda: get_constant_schedule_with_warmup(optimizer, warmup_steps),
+        "wsd": lambda: get_wsd_schedule(
+            optimizer, warmup_steps, 10, num_training_steps=50, decay_type="linear"
+        ),
+    }[schedule]()
+    their_factor = theirs.lr_lambdas[0]
+    expected = [2.0 * their_factor(step + (step < warmup_steps)) for step in range(50)]
+    np.testing.assert_allclose([learning_rate(config, step) for step in range(50)], expected)
+
+
 def test_a_step_gives_each_group_its_own_rate():
     config = dataclasses.replace(TINY, encoding="t5")
     model = train.build_model(config)
     optimizer = train.optimizer_for(model, config)
     train.take_step(model, optimizer, config, TEXT, step=3)
-    rate = train.learning_rate(config, 3)
+    rate = learning_rate(config, 3)
     groups = {group["factor"]: group["lr"] for group in optimizer.param_groups}
     assert groups == {1.0: rate, ENCODING_LR: rate * ENCODING_LR}
     assert ENCODING_LR != 1
