@@ -112,6 +112,11 @@ def _check_token_options(options: Options) -> None:
         raise ValueError(
             "--document-end is a token, and a text of bytes has none. Add --tokenizer or --tokens."
         )
+    if options.token_type != Options.token_type and options.tokens is None:
+        raise ValueError(
+            f"--token-type {options.token_type} is that of files of --tokens, and there are none. "
+            "Leave it out."
+        )
 
 
 def text_of_options(options: Options) -> tuple[TextSource, Tokens | None, tuple[str, ...]]:

@@ -392,6 +392,7 @@ def test_tokens_beyond_the_tokenizer_are_refused(tmp_path):
         ({"tokens": ["nowhere.bin"]}, "No such file: nowhere.bin. --tokens takes files"),
         ({"tokens": ["x"], "task": ["copy"]}, "--tokens: none of the tasks reads a text"),
         ({"tokenizer": Path("x"), "task": ["copy"]}, "--tokenizer: none of the tasks"),
+        ({"token_type": "uint32"}, "--token-type uint32 is that of files of --tokens"),
         ({"micro_batch": 33}, "--micro-batch 33 is more than the 32 windows of a step"),
         ({"micro_batch": 2, "task": ["copy"]}, "--micro-batch: none of the tasks reads a text"),
     ],
