@@ -73,9 +73,8 @@ def _next_steps(study: Study) -> Section:
     """Return the section with the command that comes next: more rows for a table of losses, else
     what the encodings do to scores."""
     if study.table is not None:
-        command = shlex.join(["posenc", "judge", study.table.name])
         return section_of_next_steps(
-            ["Add seeds or lengths to the table, and run again:", Code(command)]
+            ["Add seeds or lengths to the table, and run again:", Code(study.command)]
         )
     encodings = dict.fromkeys(trial.encoding for trial in study.trials)
     command = shlex.join(["posenc", "inspect", "encoding", *encodings])

@@ -234,13 +234,16 @@ def _known_names(name: str, header: Sequence[str], renamed: Mapping[str, str]) -
         )
     known_by_own = {own: known for known, own in renamed.items()}
     known_name_of: dict[str, str] = {}
+    unknown: list[str] = []
     for own in header:
         known = known_by_own.get(own, own)
         if known in known_name_of.values() or header.count(own) > 1:
             raise ValueError(f"{name} has two columns {known!r}: keep one.")
         if known not in COLUMNS and not _WIDE_COLUMN.fullmatch(known):
-            raise ValueError(f"{name} has a column {_shown(own)}{_what_to_do_with(own)}.")
+            unknown.append(own)
         known_name_of[own] = known
+    if unknown:
+        raise ValueError(f"{name} has {_what_to_do_with(unknown, [*known_name_of.values()])}.")
     missing = [known for known in ("encoding", "seed") if known not in known_name_of.values()]
     if missing:
         raise ValueError(
@@ -250,13 +253,26 @@ def _known_names(name: str, header: Sequence[str], renamed: Mapping[str, str]) -
     return known_name_of
 
 
-def _what_to_do_with(own_name: str) -> str:
-    """Return what to do with a column whose name is not known."""
-    (guess,) = get_close_matches(own_name.lower(), COLUMNS, n=1, cutoff=0.5) or ("loss",)
-    return (
-        f", which is none of {', '.join(COLUMNS)}, nor a length: remove it, or say which it is, "
-        f"such as --columns {guess}={own_name[:40]}"
-    )
+def _what_to_do_with(unknown: Sequence[str], names: Sequence[str]) -> str:
+    """Return what to do with the columns whose names are not known. names: of all columns."""
+    guess = _guess_of_name(unknown[0], names)
+    example = f"such as --columns {guess}={unknown[0][:40]}"
+    known = f"none of {', '.join(COLUMNS)}, nor a length"
+    if len(unknown) == 1:
+        return (
+            f"a column {_shown(unknown[0])}, which is {known}: remove it, or say which it is, "
+            f"{example}"
+        )
+    columns = join_names(map(_shown, unknown[:6]))
+    return f"columns {columns}, which are {known}: remove them, or say which they are, {example}"
+
+
+def _guess_of_name(own_name: str, names: Sequence[str]) -> str:
+    """Return what a column of another name may be: the nearest of COLUMNS, otherwise the first that
+    a table needs and this one, with columns of these `names`, lacks."""
+    missing = [known for known in ("encoding", "seed", "length") if known not in names]
+    nearest = get_close_matches(own_name.lower(), COLUMNS, n=1, cutoff=0.5)
+    return [*nearest, *missing, "loss"][0]
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -332,6 +332,19 @@ def test_the_name_of_an_encoding_stays_where_bytes_become_tokens():
     assert " at 512 tokens." in judged.recommendation
 
 
+def test_the_next_command_of_a_table_is_the_one_that_was_given(tmp_path, monkeypatch, capsys):
+    """With its --columns, without which the table cannot be read."""
+    records = [
+        {"pe": row["encoding"], "seed": row["seed"], "length": row["length"], "loss": row["loss"]}
+        for row in table_of("loss")
+    ]
+    write_csv(tmp_path / "losses.csv", records)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["posenc", "judge", "losses.csv", "--columns", "encoding=pe"])
+    judge_file(Path("losses.csv"), "encoding=pe", out=Path("page"))
+    assert "posenc judge losses.csv --columns encoding=pe\n" in capsys.readouterr().out
+
+
 def test_how_the_table_was_read_is_said_on_the_terminal_the_page_and_in_json(tmp_path, capsys):
     path = write_csv(tmp_path / "losses.csv", table_of("loss"))
     judge_file(path, out=tmp_path / "page")

@@ -49,6 +49,12 @@ REFUSED = {
         GOOD.replace("loss", "val_loss"),
         "has a column 'val_loss', which is none of",
     ),
+    "several unknown columns": (
+        GOOD.replace("encoding,seed", "pe,run"),
+        "has columns 'pe' and 'run', which are none of encoding, seed, length, loss, bits, "
+        "bits_per_token, bits_per_byte, reading, size, steps, seconds, task, position, nor a "
+        "length: remove them, or say which they are, such as --columns encoding=pe",
+    ),
     "the results.csv of a run": (
         "measure,at,bits_per_byte,encoding,seed,recipe\nby_length,128,1.9,rope,0,7\n",
         "is the results.csv of a run of posenc compare, with a row for each number: judge that run "
