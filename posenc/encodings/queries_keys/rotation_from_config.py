@@ -29,6 +29,7 @@ def rotation_arguments(
     from posenc.runtimes.meaning import UnknownFamilyError, meaning_of, require_known_family
 
     config = _config_as_dict(config, f"{caller}.from_config")
+    _refuse_positions_of_audio(config, caller)
     try:
         require_known_family(model_of(config))
         _check_rotary_values(config, caller)
@@ -77,6 +78,35 @@ def rotation_arguments(
         arguments["sections"] = sections
         arguments["alternating"] = _axes_alternate(model.model_type, caller)
     return arguments
+
+
+def _refuse_positions_of_audio(config: Mapping[str, Any], caller: str) -> None:
+    """Raise ValueError for an audio encoder whose positions are no rotation of queries and keys,
+    with the call that builds them; by the code of transformers 5.24."""
+    model_type = config.get("model_type")
+    sizes = {name: config.get(name, name) for name in ("hidden_size", "num_attention_heads")}
+    width, num_heads = sizes.values()
+    are_known = isinstance(width, int) and isinstance(num_heads, int) and num_heads > 0
+    head_dim = width // num_heads if are_known else "head_dim"
+    kind = config.get("position_embeddings_type")
+    positions_in_words = None
+    if model_type == "whisper":
+        table = f"posenc.Sinusoidal({config.get('d_model', 'd_model')}, order='fairseq')"
+        positions_in_words = f"{table} at the input of its encoder"
+    elif model_type in ("wav2vec2-conformer", "wav2vec2-bert"):
+        positions_in_words = {
+            "relative": f"posenc.TransformerXL({width}, {num_heads}, {head_dim}, interleaved=True)",
+            "relative_key": f"posenc.Shaw({head_dim}, "
+            f"max_distance={config.get('left_max_position_embeddings', 64)}, "
+            f"max_future={config.get('right_max_position_embeddings', 8)}, values=False)",
+            "rotary": "a rotation of what its layers read, before queries and keys are made of it, "
+            "which no encoding of queries and keys computes",
+        }.get(str(kind))
+    if positions_in_words is not None:
+        raise ValueError(
+            f"{caller}.from_config: {model_type} has no rotary positions in its attention, but "
+            f"{positions_in_words}."
+        )
 
 
 def _raise_if_unknown_rope_type(error: ValueError, config: Mapping[str, Any], caller: str) -> None:

@@ -133,3 +133,33 @@ def test_a_layout_that_contradicts_the_family():
 def test_rotary_keys_that_mean_nothing_are_answered(keys, said):
     with pytest.raises(ValueError, match=rf"^RoPE\.from_config: .*{said}"):
         posenc.RoPE.from_config({**LLAMA, **keys})
+
+
+SIZES_OF_AUDIO = {"hidden_size": 64, "num_attention_heads": 4}
+AUDIO = {
+    "whisper": ({"d_model": 80}, "posenc.Sinusoidal(80, order='fairseq')"),
+    "wav2vec2-conformer": (
+        {"position_embeddings_type": "relative"},
+        "posenc.TransformerXL(64, 4, 16, interleaved=True)",
+    ),
+    "wav2vec2-bert": (
+        {"position_embeddings_type": "relative_key", "left_max_position_embeddings": 5},
+        "posenc.Shaw(16, max_distance=5, max_future=8, values=False)",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", AUDIO)
+def test_audio_encoders_without_a_rotation_are_answered_by_the_line_that_builds_them(family):
+    keys, line = AUDIO[family]
+    with pytest.raises(ValueError, match="has no rotary positions in its attention") as refused:
+        posenc.RoPE.from_config({"model_type": family, **SIZES_OF_AUDIO, **keys})
+    assert line in str(refused.value)
+    assert isinstance(eval(line), posenc.PositionEncoding | posenc.Sinusoidal)
+
+
+@pytest.mark.parametrize("family", ["wav2vec2-conformer", "wav2vec2-bert"])
+def test_a_rotation_before_queries_and_keys_is_said(family):
+    config = {"model_type": family, **SIZES_OF_AUDIO, "position_embeddings_type": "rotary"}
+    with pytest.raises(ValueError, match="before queries and keys are made of it"):
+        posenc.RoPE.from_config(config)
