@@ -455,7 +455,8 @@ def with_choices(
     study: Study, checks: Sequence[RateCheck], entries: Sequence[ComparedEncoding]
 ) -> Study:
     """Return the study whose trials have the chosen rates and settings, and whose labels name the
-    settings: `rope (base 100)`. An encoding without a choice keeps its own."""
+    settings: `rope (base 100)`. An encoding without a choice keeps its own. Seconds of a step that
+    were measured with another setting are left out."""
     check_by_label = {check.encoding: check for check in checks}
     entry_by_text = {entry.text: entry for entry in entries}
     new_labels = {}
@@ -475,10 +476,17 @@ def with_choices(
         trials.append(replace(trial, encoding=text, lr=best.lr, encoding_lr=best.encoding_lr))
     used_texts = {trial.encoding for trial in trials}
     labels = {text: label for text, label in labels.items() if text in used_texts}
+    step_seconds = {t: seconds for t, seconds in study.step_seconds.items() if t in used_texts}
     relabelled_checks = tuple(
         replace(check, encoding=new_labels.get(check.encoding, check.encoding)) for check in checks
     )
-    return replace(study, trials=tuple(trials), labels=labels, rates=relabelled_checks)
+    return replace(
+        study,
+        trials=tuple(trials),
+        labels=labels,
+        rates=relabelled_checks,
+        step_seconds=step_seconds,
+    )
 
 
 _SETTING_WORDS = {

@@ -238,7 +238,9 @@ def test_the_trials_take_the_choices_under_the_encodings_own_names():
         for entry in entries
         for seed in (0, 1)
     )
-    study = with_choices(Study(FORMAT, "", "", {}, {}, None, trials), checks(), entries)
+    plain = Study(FORMAT, "", "", {}, {}, None, trials, step_seconds={"rope": (1.0,), "t5": (2.0,)})
+    study = with_choices(plain, checks(), entries)
+    assert study.step_seconds == {"t5": (2.0,)}
     assert {t.encoding for t in study.trials} == {"rope:rope_theta=100", "t5"}
     assert {t.lr for t in study.trials if t.encoding == "t5"} == {0.002}
     assert study.labels == {"rope:rope_theta=100": "rope (base 100)"}
