@@ -31,7 +31,7 @@ def public() -> dict:
     ):
         inner = getattr(posenc, module)
         found |= {f"{module}.{name}": getattr(inner, name) for name in names}
-    left_out = ("CapturedTensor", "QueryKeyPairs", "Term", "Tokens")
+    left_out = ("Term", "Tokens")
     return {
         name: thing
         for name, thing in found.items()

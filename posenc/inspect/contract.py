@@ -11,9 +11,8 @@ from posenc.command_line.progress import replace_status_line
 from posenc.encodings import create
 from posenc.report.report import Block, Report, Section, Table, section_on_training
 from posenc.report.terminal import print_line, stderr_console
-from posenc.testing import Verdict, maker, verdicts
 from posenc.testing.claims import note_on_missing_source
-from posenc.testing.contract import VOIDING_FAILURES, every_check
+from posenc.testing.contract import VOIDING_FAILURES, Verdict, every_check, maker, verdicts
 from posenc.testing.harness import SHAPE
 
 

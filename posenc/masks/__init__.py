@@ -23,12 +23,10 @@ from posenc.masks.kinds import (
     sliding_window,
     windows,
 )
-from posenc.masks.mask import CapturedTensor, Mask, QueryKeyPairs
+from posenc.masks.mask import Mask
 
 __all__ = [
-    "CapturedTensor",
     "Mask",
-    "QueryKeyPairs",
     "attention_sinks",
     "causal",
     "chunked",
