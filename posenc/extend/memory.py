@@ -94,7 +94,10 @@ def plan_stages(
     """
     checkpoint = load_on_meta(folder, dtype=options.precision)
     if checkpoint.masked:
-        raise ValueError("--plan: the memory of masked models is not planned; leave it out.")
+        raise ValueError(
+            "--plan: the memory of masked models, and of BERT's kind without a head, is not "
+            "planned; leave it out."
+        )
     if options.trained_length is not None:
         checkpoint = with_trained_length(checkpoint, options.trained_length)
     check_new_length(checkpoint, target_length)

@@ -5,7 +5,7 @@ of the argument. Messages begin with both.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -508,3 +508,19 @@ def _check_real_positions(caller: str, name: str, positions: Tensor) -> None:
             f"{caller}: {name} reach {largest:.0f}, and {str(positions.dtype)[6:]} rounds them "
             f"from {bound} on. Use integers{' or float64' if bound == 2**24 else ''}."
         )
+
+
+def refuse_table_of_other_grid(
+    encoding: Any, state_dict: Mapping[str, Tensor], prefix: str, *_others: Any
+) -> None:
+    """Raise ValueError if the `weight` to load is the table of another grid than the encoding's,
+    whose `resize` would make one of the other. A hook of torch's load_state_dict."""
+    table = state_dict.get(f"{prefix}weight")
+    if table is None or len(table) == len(encoding.weight):
+        return
+    grid = f"{encoding.height}, {encoding.width}"
+    raise ValueError(
+        f"{type(encoding).__name__}: this table has {len(table)} rows, and that of a grid of "
+        f"{encoding.height} x {encoding.width} cells has {len(encoding.weight)}: build it with the "
+        f"checkpoint's height and width, load the table and take resize({grid})."
+    )

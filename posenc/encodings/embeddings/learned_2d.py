@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import check_count, explain_misfits
-from posenc.encodings.base.check_inputs import whole_cells
+from posenc.encodings.base.check_inputs import refuse_table_of_other_grid, whole_cells
 from posenc.encodings.base.position_encoding import ModelShape
 from posenc.encodings.embeddings.added_embedding import AddedEmbedding
 from posenc.encodings.embeddings.grow import interpolate_2d
@@ -61,6 +61,7 @@ class Learned2D(AddedEmbedding):
         self.claims = replace(self.claims, max_positions=min(height, width))
         self.init_std = init_std
         self.weight = nn.Parameter(torch.empty(height * width, embed_dim))
+        self.register_load_state_dict_pre_hook(refuse_table_of_other_grid)
         self.reset_parameters()
 
     @classmethod

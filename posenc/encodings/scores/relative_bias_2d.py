@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from posenc.arguments import explain_misfits
 from posenc.encodings.base.cell_bias import NUM_CLASS_ROWS, CellBias, check_window
+from posenc.encodings.base.check_inputs import refuse_table_of_other_grid
 from posenc.encodings.numerics.precision import at_least_float32
 from posenc.encodings.numerics.resize_grid import resize_rows_of_grid
 
@@ -66,6 +67,7 @@ class RelativeBias2D(CellBias):
         self.init_std = init_std
         num_rows = self.num_offsets + NUM_CLASS_ROWS * class_token
         self.weight = nn.Parameter(torch.empty(num_rows, num_heads))
+        self.register_load_state_dict_pre_hook(refuse_table_of_other_grid)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

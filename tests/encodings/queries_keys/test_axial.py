@@ -231,3 +231,15 @@ def test_rows_and_columns_where_coordinates_are_meant_are_refused(rope, class_to
     rope(q[:, :, :1], q[:, :, :1], one_cell)
     rescaled = (2 * cells.double() + 1) / 3 * 4 - 4  # DINOv3's training takes them beyond 1
     rope(q, q, rescaled)
+
+
+@pytest.mark.parametrize("encoding", [posenc.Learned2D(3, 4, 8), posenc.RelativeBias2D(2, 3, 4)])
+def test_a_table_of_another_grid_is_answered_by_the_way_to_resize_it(encoding):
+    name = type(encoding).__name__
+    state = torch.nn.ModuleList([encoding]).state_dict()
+    other = {key: torch.zeros(15, value.shape[1]) for key, value in state.items()}
+    rows = len(encoding.weight)
+    said = rf"^{name}: this table has 15 rows, .* 3 x 4 cells has {rows}: .*\(3, 4\)\.$"
+    with pytest.raises(ValueError, match=said):
+        torch.nn.ModuleList([encoding]).load_state_dict(other)
+    torch.nn.ModuleList([encoding]).load_state_dict(state)
