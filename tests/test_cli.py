@@ -311,6 +311,7 @@ MISSPELT = {
     "compare rope --device cdua": "cuda",
     "compare rope --precision bflot16": "bfloat16",
     "compare rope --projections seperate": "separate",
+    "compare rope --schedule cosin": "cosine",
     "compare rope --token-type unit16": "uint16",
     "bench --only attenton": "attention",
     "bench --device cdua": "cuda",
