@@ -16,6 +16,7 @@ from posenc.extend.export.folder import (
     help_to_export,
 )
 from posenc.extend.export.prover import Prover
+from posenc.extend.export.stock_reader import stream_layers
 from posenc.extend.measure.evaluation import Evaluation, short_windows
 from posenc.extend.measure.first_window import (
     FirstWindow,
@@ -57,7 +58,7 @@ from posenc.hf.checkpoint.tokenization import Windows, make_text_encoder, requir
 from posenc.hf.lora import save_adapter
 from posenc.hf.model_rotation import settings_applied
 from posenc.hf.restart_state import default_state_folder, folder_locked
-from posenc.hf.teacher import SameWeights, Teacher, copied_teacher
+from posenc.hf.teacher import SameWeights, Teacher
 from posenc.hf.tune_config import TuneConfig
 from posenc.hf.tuning import tune
 
@@ -439,9 +440,11 @@ def _teacher(run: ExtensionRun, chosen_variant: Variant) -> Teacher | None:
     only_rotation_changes = bool(checkpoint.rope_settings) and chosen_variant.name != DROPE
     if tune_config.lora_rank and only_rotation_changes:
         return SameWeights(checkpoint.model)
-    if sharding.count() > 1:
-        return Teacher(_load_in_requested_dtype(checkpoint.folder, run.options).model)
-    return copied_teacher(checkpoint.model)
+    # On the CPU its weights are the folder's files, mapped: no memory holds them a second time.
+    original = load_checkpoint(checkpoint.folder, allow_images=True, dtype=run.options.precision)
+    if checkpoint.model.device.type != "cpu":
+        stream_layers(original.model, str(checkpoint.model.device))
+    return Teacher(original.model)
 
 
 def _export_plan(

@@ -28,7 +28,7 @@ from posenc.hf.checkpoint.simulated_memory import (
     meta_device_like_others,
 )
 from posenc.hf.lora import add_lora
-from posenc.hf.teacher import SameWeights, copied_teacher
+from posenc.hf.teacher import SameWeights, Teacher
 from posenc.hf.tune_config import TuneConfig
 from posenc.hf.tuning import (
     MasterWeights,
@@ -103,7 +103,7 @@ def plan_stages(
     check_new_length(checkpoint, target_length)
     stages = [_measuring(checkpoint, target_length, options.windows)]
     if options.tune is not None:
-        stages.append(_tuning(checkpoint, target_length, options.tune))
+        stages.append(_tuning(checkpoint, target_length, options.tune, device))
         if num_devices > 1:
             stages.append(_in_processes(stages[-1], checkpoint.model))
     if is_exported:
@@ -144,15 +144,19 @@ def _measuring(checkpoint: Checkpoint, target_length: int, num_windows: int) -> 
     return Stage("measuring", bytes_of_weights(model), at_work=at_work)
 
 
-def _tuning(checkpoint: Checkpoint, target_length: int, config: TuneConfig) -> Stage:
+def _tuning(checkpoint: Checkpoint, target_length: int, config: TuneConfig, device: str) -> Stage:
     """Return the stage of tuning: a step on windows of the new length, and one on short rows. The
-    model is then one with adapters, if there are any."""
+    model is then one with adapters, if there are any. If all weights are tuned, their teacher is
+    the original folder, loaded again."""
     model = checkpoint.model
     weights = bytes_of_weights(model)
+    teacher_weights, teacher_at_work = 0, 0
+    if config.distill and not config.lora_rank:
+        teacher_weights, teacher_at_work = _bytes_of_second_model(model, device)
     with meta_device_like_others(), SimulatedMemory(model) as memory:
         teacher = None
         if config.distill:
-            teacher = SameWeights(model) if config.lora_rank else copied_teacher(model)
+            teacher = SameWeights(model) if config.lora_rank else Teacher(model)
         if config.lora_rank:
             add_lora(model, config.lora_rank, only_adapters=config.adapter)
         if isinstance(teacher, SameWeights):
@@ -174,7 +178,8 @@ def _tuning(checkpoint: Checkpoint, target_length: int, config: TuneConfig) -> S
             masters.take_gradients()
         copies = [torch.empty_like(p) for p in masters.weights.values()]
         del states, copies
-    return Stage("tuning", weights, trained, kept, memory.peak - trained - kept)
+    at_work = memory.peak - trained - kept + teacher_at_work
+    return Stage("tuning", weights + teacher_weights, trained, kept, at_work)
 
 
 def _in_processes(tuning: Stage, model: Any) -> Stage:
@@ -187,16 +192,23 @@ def _in_processes(tuning: Stage, model: Any) -> Stage:
 
 def _proving(checkpoint: Checkpoint, device: str) -> Stage:
     """Return the stage of the proof: the model in memory and the one that a fresh process loads,
-    which read a text a little beyond the training length. On a GPU the fresh process has what is
-    outside of the layers and one layer at a time."""
+    which read a text a little beyond the training length."""
     model = checkpoint.model
     length = checkpoint.trained_length + 64
     peak = _peak_of_reading(model, 1, length)
-    weights = bytes_of_weights(model)
+    second_weights, second_at_work = _bytes_of_second_model(model, device)
+    weights = bytes_of_weights(model) + second_weights
+    return Stage("proving", weights, at_work=2 * peak + second_at_work)
+
+
+def _bytes_of_second_model(model: Any, device: str) -> tuple[int, int]:
+    """Return what the original model takes that is loaded beside the one in memory: the bytes of
+    its weights, and those at work. On the CPU its weights are a map of the files, all of which it
+    reads. A GPU has what is outside of its layers and one layer at a time, see `stream_layers`."""
     if device == "cpu":
-        return Stage("proving", 2 * weights, at_work=2 * peak)
+        return bytes_of_weights(model), 0
     outside, one_layer = _bytes_outside_and_in_a_layer(model)
-    return Stage("proving", weights, at_work=2 * peak + outside + one_layer)
+    return 0, outside + one_layer
 
 
 def _bytes_outside_and_in_a_layer(model: Any) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from posenc.models.generating import eval_mode
 
 
 class Teacher:
-    """Give the original model, which is held as a copy: the weights are in memory twice.
+    """Give the original model, which is another one than the model that is tuned.
 
     identity: its rotary keys, True without any; they tell tunings with other teachers apart.
     """
@@ -26,11 +26,6 @@ class Teacher:
     def as_before(self) -> AbstractContextManager[Any]:
         """Return a context manager that yields the original model, in evaluation mode."""
         return nullcontext(self.model)
-
-
-def copied_teacher(model: Any) -> Teacher:
-    """Return a teacher that holds a copy of the model, for tuning all weights."""
-    return Teacher(copy.deepcopy(model))
 
 
 def rotary_keys(model: Any) -> Any:

@@ -49,7 +49,7 @@ class TuneConfig:
         bool,
         option(
             "Within the training length, tune on the predictions of the original model, so "
-            "that short texts lose nothing; without --lora it needs a copy of the weights.",
+            "that short texts lose nothing; without --lora it reads the folder's weights again.",
             panel="Training",
         ),
     ] = True

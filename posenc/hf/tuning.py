@@ -250,7 +250,7 @@ def _loss_from_teacher(
     def loss_from_teacher(logits: Tensor, positions: slice) -> Tensor:
         with torch.no_grad(), teacher.as_before() as original_model:
             taught_logits = ChunkedLogits(original_model).logits(taught_hidden[:, positions])
-            probabilities = taught_logits.float().softmax(-1)
+            probabilities = taught_logits.float().softmax(-1).to(logits.device)
         return F.cross_entropy(logits.flatten(0, 1), probabilities.flatten(0, 1), reduction="sum")
 
     return divided.sum_over_chunks(hidden, loss_from_teacher, 0, taught_tokens.shape[1])

@@ -108,8 +108,22 @@ def test_recomputing_and_adapters_take_less(folder):
     recomputed = tuning_stage(lora_rank=2, adapter=True, recompute=True)
     assert all_weights.trained > lora.trained > adapters.trained > 0
     assert recomputed.kept < 0.5 * adapters.kept
-    # Full tuning: the teacher's copy and two moments, all of float32 weights.
-    assert all_weights.trained == pytest.approx(3 * all_weights.weights, rel=0.02)
+    # Full tuning: two moments of float32 weights, and on the CPU the teacher's map of the files.
+    assert all_weights.weights == 2 * lora.weights
+    assert all_weights.trained == pytest.approx(2 * lora.weights, rel=0.02)
+
+
+def test_on_a_card_the_teacher_of_full_tuning_is_one_layer_at_a_time(folder):
+    def tuning_stage(**config) -> Stage:
+        options = Options(tune=TuneConfig(1, batch=1, **config))
+        return plan_stages(folder, TARGET, options, is_exported=False, device="cuda")[1]
+
+    taught, from_text = tuning_stage(), tuning_stage(distill=False)
+    model = load_checkpoint(folder).model
+    layer = sum(p.nbytes for p in model.model.layers[0].parameters())
+    others = taught.weights - len(model.model.layers) * layer
+    assert taught.weights == from_text.weights
+    assert taught.at_work >= from_text.at_work + others + layer
 
 
 def test_several_devices_have_a_stage_for_torchrun_and_stream_the_proof(folder):

@@ -1,5 +1,6 @@
 """Weights keep their dtype and their files, are held once, and go where the user says."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -8,9 +9,11 @@ import torch
 from safetensors import safe_open
 
 from posenc import extend as hf
+from posenc.extend import extension
 from posenc.extend.measure import losses
 from posenc.extend.options import Options
 from posenc.hf.checkpoint.loading import load_checkpoint
+from posenc.hf.teacher import Teacher
 from posenc.hf.tune_config import TuneConfig
 from tests.hf_models import LENGTH, save, transformers
 from tests.hf_models import WORDS as DOCUMENTS
@@ -114,14 +117,45 @@ def test_logits_are_never_widened_all_at_once(halves, monkeypatch):
 
 def test_weights_on_the_cpu_are_read_where_their_file_lies(halves):
     """Held once: a copy would be anonymous memory."""
-    model = load_checkpoint(halves, dtype="auto").model
+    assert are_read_where_their_files_lie(load_checkpoint(halves, dtype="auto").model, halves)
+
+
+def are_read_where_their_files_lie(model, folder: Path) -> bool:
     spans = []
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         where, _, rest = line.partition(" ")
-        if str(halves) in rest:
+        if str(folder) in rest:
             spans.append(tuple(int(end, 16) for end in where.split("-")))
-    inside = [any(low <= p.data_ptr() < high for low, high in spans) for p in model.parameters()]
-    assert all(inside)
+    return all(any(low <= p.data_ptr() < high for low, high in spans) for p in model.parameters())
+
+
+@pytest.mark.parametrize("precision", ["auto", "float32"])
+def test_the_teacher_of_full_tuning_is_the_folder_and_teaches_what_a_copy_does(
+    precision, halves, tmp_path, monkeypatch
+):
+    teachers, plain_teacher = [], extension._teacher
+
+    def from_folder(*given):
+        teachers.append(plain_teacher(*given))
+        return teachers[-1]
+
+    def copied(run, _variant):
+        return Teacher(copy.deepcopy(run.checkpoint.model))
+
+    config = TuneConfig(3, batch=1, lr=1e-2, short_share=0.5)
+    options = Options(**QUICK, precision=precision, tune=config)
+    losses = {}
+    for name, teacher in {"folder": from_folder, "copy": copied}.items():
+        monkeypatch.setattr(extension, "_teacher", teacher)
+        given = {"method": "ntk", "out": tmp_path / name, "options": options}
+        losses[name] = hf.extend(halves, TARGET, DOCUMENTS, **given).tuning_losses
+    assert losses["folder"] == losses["copy"]
+    assert len(set(losses["folder"])) == 3
+    original = teachers[0].model
+    # A mapped file is no second memory. Another dtype than the file's is one.
+    assert are_read_where_their_files_lie(original, halves) == (precision == "auto")
+    for name, weight in load_checkpoint(halves, dtype=precision).model.state_dict().items():
+        assert torch.equal(original.state_dict()[name], weight)
 
 
 WRONG = {

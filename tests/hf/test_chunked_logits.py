@@ -15,7 +15,7 @@ from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.chunked_logits import ChunkedLogits
 from posenc.hf.lora import LoRALinear, add_lora
 from posenc.hf.model_rotation import settings_applied
-from posenc.hf.teacher import SameWeights, copied_teacher
+from posenc.hf.teacher import SameWeights, Teacher
 from posenc.hf.tuning import masked_token_loss, next_token_loss
 from tests.hf_models import COMMON, LENGTH, save, transformers
 from tests.memory import MostBytes
@@ -108,7 +108,7 @@ def test_the_largest_logits_are_those_of_a_chunk(length, tmp_path, small_chunks)
     model = tiny_model("llama", tmp_path)
     ChunkedLogits(model)
     tokens = tokens_of(1, length)
-    teacher = copied_teacher(model)
+    teacher = Teacher(copy.deepcopy(model))
     ChunkedLogits(teacher.model)
     with MostLogits() as seen:
         next_token_loss(model, tokens, length // 2, teacher).backward()
@@ -198,7 +198,7 @@ def test_the_teacher_of_lora_is_the_model_as_it_was(only_adapters, tmp_path):
 def test_a_loss_with_lora_learns_from_the_same_weights_as_from_a_copy(tmp_path):
     checkpoint = load_checkpoint(save("llama", tmp_path / "llama", spread=0.1))
     model = checkpoint.model
-    copied, same = copied_teacher(model), SameWeights(model)
+    copied, same = Teacher(copy.deepcopy(model)), SameWeights(model)
     tokens = tokens_of(1, 2 * LENGTH)
     settings = stretch(checkpoint.rope_settings, METHODS["ntk"], 2 * LENGTH)
     with settings_applied(model, settings, 2 * LENGTH):
