@@ -132,7 +132,8 @@ class Narrator(Progress):
     def __call__(self, task: str, fraction: float) -> None:
         """Show the current task, and the fraction of the whole job, 0 to 1, that is done."""
         now = time.monotonic()
-        if fraction < self.last_fraction:  # another job has begun
+        # Another job has begun, or the first one after what comes before it, as loading.
+        if fraction < self.last_fraction or fraction == 0:
             self.start_time = now
             self.start_fraction = fraction
         self.last_fraction = fraction
@@ -149,10 +150,10 @@ class Narrator(Progress):
             self.last_line_time = now
 
     def _time_left_in_words(self, now: float) -> str:
-        """Return a clause on the time that the job will still take at its pace so far; "" in the
-        first second, and before a twentieth of it is done."""
+        """Return a clause on the time that the job will still take at its pace so far, from its
+        first step on; "" in the first second."""
         done = self.last_fraction - self.start_fraction
-        if done < 0.05 or now - self.start_time < 1:
+        if done <= 0 or now - self.start_time < 1:
             return ""
         seconds_left = (now - self.start_time) * (1 - self.last_fraction) / done
         return f", about {readable_duration(seconds_left)} left"

@@ -69,7 +69,8 @@ def tune(
         train_length: the length in tokens that the model was trained at before.
         config: how to train.
         folder: for the state of restarts.
-        progress: called with what is done and the fraction of it that is done.
+        progress: called with what is done and the fraction of it that is done, before the first
+            step and after each.
         mask_token_id: id of the token that hides tokens, if masked tokens are to be predicted;
             None to predict the next token.
         teacher: gives the original model, if its predictions are to be learned; None to learn
@@ -112,6 +113,7 @@ def tune(
     for step in range(len(losses), config.steps):
         # Dropout, too, depends on the step only, so that a restart drops the same numbers.
         torch.manual_seed(config.seed * STEP_SEED_STRIDE + step)
+    progress("tuning", len(losses) / config.steps)  # the time of the first step counts from here
         _set_learning_rate(optimizer, config.rate(num_parameters) * config.schedule(step))
         tokens = step_tokens(windows, train_length, config, step)
         tokens = sharding.rows_of_this_process(tokens)

@@ -86,6 +86,24 @@ def test_narrator_counts_the_time_left_of_each_job_by_itself(monkeypatch):
     ]
 
 
+def test_narrator_says_the_time_from_the_first_step_and_keeps_it_up_to_date(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    out = io.StringIO()
+    with Narrator(Console(file=out, width=80)) as narrate:
+        now[0] += 60  # loading
+        narrate("tuning", 0.0)
+        for step, seconds in enumerate((10, 20, 20), start=1):
+            now[0] += seconds
+            narrate(f"tuning, loss {step}", step / 200)
+    assert out.getvalue().splitlines() == [
+        "tuning (0%)",
+        "tuning, loss 1 (0%, about 33:10 left)",  # 199 steps of 10 seconds
+        "tuning, loss 2 (1%, about 49:30 left)",  # 198 of 15
+        "tuning, loss 3 (2%, about 54:43 left)",
+    ]
+
+
 def test_narrator_leaves_nothing_but_the_bar_on_a_terminal():
     console = terminal()
     with Narrator(console) as narrate:

@@ -56,7 +56,7 @@ class Tuning:
         self.steps = 0
 
         def progress(what: str, share: float) -> None:
-            self.steps += 1
+            self.steps += what != "tuning"  # said before the first step
             if stop is not None and round(share * config.steps) == stop:
                 raise KeyboardInterrupt
 

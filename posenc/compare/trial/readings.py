@@ -111,7 +111,7 @@ def tune_and_read(
     student = _LikeTransformers(tuned_model, config)
     windows = _windows_to_tune_on(train_symbols, longest_length, tune_config)
     state_folder = folder / TUNING_FOLDER
-    num_steps_taken = 0
+    num_steps_taken = -1  # the first call comes before the first step
 
     def count_step(_message: str, _fraction: float) -> None:
         nonlocal num_steps_taken
