@@ -12,11 +12,12 @@ import re
 import resource
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from posenc.extend.measure.losses import MAX_TOKENS_PER_BATCH, next_token_losses, piece_length
 from posenc.extend.options import Options
@@ -48,7 +49,8 @@ ARITHMETIC = (
     "float32 copies and AdamW's states of what is trained. kept: values that the backward pass "
     "needs. at work: one layer and one chunk of logits, and the cache while measuring. They are "
     "from the shapes of all tensors, with fused attention; no model was loaded. Under torchrun "
-    "each device keeps what its own rows need, and embeddings and head whole: all under at work."
+    "each device keeps what its own rows need (with --recompute one layer's, the rest in main "
+    "memory), and embeddings, head, adapters and two layers whole: all under at work."
 )
 DESCRIPTION_OF_CARDS = re.compile(r"(?:(\d{1,3})x)?(\d{1,6}(?:\.\d+)?)")
 _LARGE_BYTES = 1 << 20
@@ -105,7 +107,10 @@ def plan_stages(
     if options.tune is not None:
         stages.append(_tuning(checkpoint, target_length, options.tune, device))
         if num_devices > 1:
-            stages.append(_in_processes(stages[-1], checkpoint.model))
+            # The model of the checkpoint has adapters now.
+            fresh_model = load_on_meta(folder, dtype=options.precision).model
+            checkpoint = replace(checkpoint, model=fresh_model)
+            stages.append(_in_processes(checkpoint, target_length, options.tune, num_devices))
     if is_exported:
         stages.append(_proving(load_on_meta(folder, dtype=options.precision), device))
     return stages
@@ -145,14 +150,66 @@ def _measuring(checkpoint: Checkpoint, target_length: int, num_windows: int) -> 
 
 
 def _tuning(checkpoint: Checkpoint, target_length: int, config: TuneConfig, device: str) -> Stage:
-    """Return the stage of tuning: a step on windows of the new length, and one on short rows. The
-    model is then one with adapters, if there are any. If all weights are tuned, their teacher is
-    the original folder, loaded again."""
+    """Return the stage of tuning: a step on windows of the new length, and one on short rows. If
+    all weights are tuned, their teacher is the original folder, loaded again."""
+    weights = bytes_of_weights(checkpoint.model)
+    second_weights, second_at_work = _bytes_of_teacher(checkpoint.model, config, device)
+    step = _step_of_tuning(checkpoint, target_length, config)
+    return Stage(
+        "tuning",
+        weights + second_weights,
+        step.trained,
+        step.kept,
+        step.at_work + second_at_work,
+    )
+
+
+def _in_processes(
+    checkpoint: Checkpoint, target_length: int, config: TuneConfig, num_processes: int
+) -> Stage:
+    """Return the stage of tuning under torchrun on GPUs. Each process has a part of the layers, of
+    their gradients and of the optimizer's states, and whole what is outside of the layers, the
+    adapters, what its own rows keep, and two layers: while one runs, the next is gathered. With
+    --recompute what is kept lies in main memory, but for the input of the layer at work."""
     model = checkpoint.model
+    layers = _layers_of(model)
+    outside, one_layer = _bytes_outside_and_in_a_layer(model)
     weights = bytes_of_weights(model)
-    teacher_weights, teacher_at_work = 0, 0
-    if config.distill and not config.lora_rank:
-        teacher_weights, teacher_at_work = _bytes_of_second_model(model, device)
+    _, second_at_work = _bytes_of_teacher(model, config, "cuda")
+    divided = [] if config.lora_rank else [p for layer in layers for p in layer.parameters()]
+    config = replace(config, batch=max(1, config.batch // num_processes))
+    step = _step_of_tuning(checkpoint, target_length, config, divided)
+    trained_outside = step.trained - step.trained_in_parts
+    kept = step.kept // max(1, len(layers)) if config.recompute else step.kept
+    at_work = step.at_work + kept + outside + 2 * one_layer + trained_outside + second_at_work
+    return Stage(IN_PROCESSES, weights - outside, step.trained_in_parts, at_work=at_work)
+
+
+class _Step(NamedTuple):
+    """Hold the bytes that a step of tuning takes beside the weights.
+
+    trained: float32 copies, gradients and AdamW's states. trained_in_parts: the part of it that
+    processes divide. kept, at_work: see above.
+    """
+
+    trained: int
+    trained_in_parts: int
+    kept: int
+    at_work: int
+
+
+def _step_of_tuning(
+    checkpoint: Checkpoint,
+    target_length: int,
+    config: TuneConfig,
+    divided: Sequence[nn.Parameter] = (),
+) -> _Step:
+    """Return what a step takes, of windows of the new length or of short rows. The model is then
+    one with adapters, if there are any. divided: weights whose gradients go to the process that has
+    the part, as soon as they are computed."""
+    model = checkpoint.model
+    for parameter in divided:
+        parameter.register_post_accumulate_grad_hook(_drop_gradient)
     with meta_device_like_others(), SimulatedMemory(model) as memory:
         teacher = None
         if config.distill:
@@ -164,8 +221,11 @@ def _tuning(checkpoint: Checkpoint, target_length: int, config: TuneConfig, devi
         if config.recompute:
             set_gradient_checkpointing(model, True)
         masters = MasterWeights({n: p for n, p in model.named_parameters() if p.requires_grad})
-        # AdamW's two moments, which are there from the second step on, and its copy for a moment.
+        # AdamW's two moments, which are there from the second step on, and the gradients of rows
+        # that went through the model before.
         states = [torch.zeros_like(p) for p in masters.weights.values() for _ in range(2)]
+        for master in masters.weights.values():
+            master.grad = torch.zeros_like(master)
         model.train()
         trained = memory.live
         kept = 0
@@ -176,18 +236,25 @@ def _tuning(checkpoint: Checkpoint, target_length: int, config: TuneConfig, devi
             kept = max(kept, memory.live - trained)
             loss.backward()
             masters.take_gradients()
-        copies = [torch.empty_like(p) for p in masters.weights.values()]
-        del states, copies
-    at_work = memory.peak - trained - kept + teacher_at_work
-    return Stage("tuning", weights + teacher_weights, trained, kept, at_work)
+        if not divided:  # AdamW's copy for a moment
+            copies = [torch.empty_like(p) for p in masters.weights.values()]
+            del copies
+        del states
+    share = sum(p.numel() for p in divided) / sum(p.numel() for p in masters.weights.values())
+    return _Step(trained, round(share * trained), kept, memory.peak - trained - kept)
 
 
-def _in_processes(tuning: Stage, model: Any) -> Stage:
-    """Return the stage of tuning under torchrun: each process has a part of the layers, and whole
-    what is outside of them and what its own rows keep."""
-    outside, _ = _bytes_outside_and_in_a_layer(model)
-    at_work = tuning.kept + tuning.at_work + outside
-    return Stage(IN_PROCESSES, tuning.weights - outside, tuning.trained, at_work=at_work)
+def _drop_gradient(parameter: Tensor) -> None:
+    """Forget the gradient of a weight."""
+    parameter.grad = None
+
+
+def _bytes_of_teacher(model: Any, config: TuneConfig, device: str) -> tuple[int, int]:
+    """Return what the teacher takes beside the model: the bytes of its weights, and those at work.
+    With adapters it is the same model."""
+    if config.lora_rank or not config.distill:
+        return 0, 0
+    return _bytes_of_second_model(model, device)
 
 
 def _proving(checkpoint: Checkpoint, device: str) -> Stage:
@@ -212,16 +279,16 @@ def _bytes_of_second_model(model: Any, device: str) -> tuple[int, int]:
 
 
 def _bytes_outside_and_in_a_layer(model: Any) -> tuple[int, int]:
-    """Return the bytes of the weights outside of the layers, and of the largest layer. The layers
-    are those modules that transformers says must stay together."""
-    layer_classes = set(model._no_split_modules or ())
-    bytes_of_layers = [
-        bytes_of_weights(module)
-        for module in model.modules()
-        if type(module).__name__ in layer_classes
-    ]
+    """Return the bytes of the weights outside of the layers, and of the largest layer."""
+    bytes_of_layers = [bytes_of_weights(layer) for layer in _layers_of(model)]
     outside = bytes_of_weights(model) - sum(bytes_of_layers)
     return outside, max(bytes_of_layers, default=0)
+
+
+def _layers_of(model: Any) -> list[nn.Module]:
+    """Return the layers of a model: those modules that transformers says must stay together."""
+    layer_classes = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in layer_classes]
 
 
 def _tokens(rows: int, length: int) -> Any:
@@ -255,7 +322,11 @@ def _sizes_in_words(part: str, cards: str) -> list[int]:
 
 def bytes_on_devices(stage: Stage, sizes: Sequence[int], program: int) -> list[int] | None:
     """Return what a stage takes on devices of these sizes, in bytes: each has what is at work, and
-    of the rest as large a share as it has room. None if there is no room for the rest."""
+    of the rest as large a share as it has room; the processes of torchrun have equal shares. None
+    if there is no room for the rest."""
+    if stage.name == IN_PROCESSES:
+        on_each = stage.on_a_device(len(sizes), program)
+        return [on_each] * len(sizes) if on_each <= min(sizes) else None
     spread = stage.weights + stage.trained + stage.kept
     rooms = [size - stage.at_work - program for size in sizes]
     if min(rooms) <= 0 or sum(rooms) < spread:

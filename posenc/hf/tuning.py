@@ -5,6 +5,7 @@ Stopping and resuming changes nothing on the CPU; on CUDA gradients may be added
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -107,22 +108,25 @@ def tune(
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
     # Parts of weights in several processes are not saved: after an interruption all starts again.
     is_saved = not sharding.is_sharded(model)
+    # Layers that are divided leave room for less than what every process keeps of its own rows.
+    moves_kept_values = config.recompute and sharding.is_sharded(model)
     losses = restore_tuning(folder, run_identity, masters.weights, optimizer) if is_saved else []
     masters.write_back()
     model.train()
+    progress("tuning", len(losses) / config.steps)  # the time of the first step counts from here
     for step in range(len(losses), config.steps):
         # Dropout, too, depends on the step only, so that a restart drops the same numbers.
         torch.manual_seed(config.seed * STEP_SEED_STRIDE + step)
-    progress("tuning", len(losses) / config.steps)  # the time of the first step counts from here
         _set_learning_rate(optimizer, config.rate(num_parameters) * config.schedule(step))
         tokens = step_tokens(windows, train_length, config, step)
         tokens = sharding.rows_of_this_process(tokens)
         loss = 0.0
         for rows in tokens.split(rows_at_once(tokens.shape[1])):
-            if mask_token_id is None:
-                loss_of_rows = next_token_loss(model, rows, train_length, teacher)
-            else:
-                loss_of_rows = masked_token_loss(model, rows, mask_token_id)
+            with sharding.kept_in_main_memory() if moves_kept_values else nullcontext():
+                if mask_token_id is None:
+                    loss_of_rows = next_token_loss(model, rows, train_length, teacher)
+                else:
+                    loss_of_rows = masked_token_loss(model, rows, mask_token_id)
             loss_of_rows = loss_of_rows * (len(rows) / len(tokens))
             loss_of_rows.backward()
             masters.take_gradients()

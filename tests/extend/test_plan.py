@@ -1,13 +1,21 @@
 """The plan of memory is made without the weights, and is what a real step takes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from posenc.extend.measure.losses import next_token_losses
-from posenc.extend.memory import GB, Stage, bytes_on_devices, device_sizes, plan_stages
+from posenc.extend.memory import (
+    GB,
+    IN_PROCESSES,
+    Stage,
+    bytes_on_devices,
+    device_sizes,
+    plan_stages,
+)
 from posenc.extend.options import Options
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.tune_config import TuneConfig
@@ -82,6 +90,10 @@ def test_devices_of_different_size_get_what_they_have_room_for():
     assert bytes_on_devices(stage, [64 * GB, 24 * GB], 0) == [56_500 * 10**6, 21_500 * 10**6]
     assert bytes_on_devices(stage, [64 * GB, 4 * GB], 0) is None
     assert bytes_on_devices(stage, [38 * GB, 38 * GB], 0) is None
+    # torchrun divides the layers equally: the smaller card decides.
+    in_processes = replace(stage, name=IN_PROCESSES)
+    assert bytes_on_devices(in_processes, [64 * GB, 39 * GB], 0) == [39 * GB, 39 * GB]
+    assert bytes_on_devices(in_processes, [64 * GB, 24 * GB], 0) is None
 
 
 def test_the_planned_tensors_are_those_of_a_real_pass(folder):
@@ -108,9 +120,10 @@ def test_recomputing_and_adapters_take_less(folder):
     recomputed = tuning_stage(lora_rank=2, adapter=True, recompute=True)
     assert all_weights.trained > lora.trained > adapters.trained > 0
     assert recomputed.kept < 0.5 * adapters.kept
-    # Full tuning: two moments of float32 weights, and on the CPU the teacher's map of the files.
+    # Full tuning: a gradient and two moments of float32 weights; on the CPU the teacher's map of
+    # the files.
     assert all_weights.weights == 2 * lora.weights
-    assert all_weights.trained == pytest.approx(2 * lora.weights, rel=0.02)
+    assert all_weights.trained == pytest.approx(3 * lora.weights, rel=0.02)
 
 
 def test_on_a_card_the_teacher_of_full_tuning_is_one_layer_at_a_time(folder):
@@ -136,10 +149,45 @@ def test_several_devices_have_a_stage_for_torchrun_and_stream_the_proof(folder):
     layer = sum(p.nbytes for p in model.model.layers[0].parameters())
     outside = tuning.weights - len(model.model.layers) * layer
     assert in_processes.weights == tuning.weights - outside
-    assert in_processes.at_work == tuning.kept + tuning.at_work + outside
+    # A process has its row, two gathered layers, and whole what LoRA trains.
+    (_, one_row) = plan_stages(
+        folder, TARGET, Options(tune=TuneConfig(1, batch=1, lora_rank=2)), is_exported=False
+    )
+    whole = outside + 2 * layer + one_row.trained
+    assert in_processes.trained == 0
+    assert in_processes.at_work == one_row.kept + one_row.at_work + whole
     # A card has the model in memory, what is outside of the layers again, and one layer.
     assert one[-1].weights == 2 * proving.weights
     assert proving.at_work == one[-1].at_work + outside + layer
+
+
+def test_under_torchrun_kept_values_wait_in_main_memory_and_gradients_are_divided(folder):
+    def in_processes(**config) -> Stage:
+        options = Options(tune=TuneConfig(1, batch=2, **config))
+        given = {"is_exported": False, "device": "cuda", "num_devices": 2}
+        return plan_stages(folder, TARGET, options, **given)[2]
+
+    def one_row(**config) -> Stage:
+        options = Options(tune=TuneConfig(1, batch=1, **config))
+        return plan_stages(folder, TARGET, options, is_exported=False, device="cuda")[1]
+
+    lora = {"lora_rank": 2, "adapter": True, "recompute": True}
+    model = load_checkpoint(folder).model
+    layers = model.model.layers
+    layer = sum(p.nbytes for p in layers[0].parameters())
+    everything = sum(p.nbytes for p in model.parameters())
+    outside = everything - len(layers) * layer
+    alone = one_row(**lora)
+    on_card = alone.kept // len(layers) + alone.at_work + outside + 2 * layer + alone.trained
+    assert in_processes(**lora).at_work == pytest.approx(on_card, rel=1e-3)  # and buffers
+    full, alone = (
+        in_processes(distill=False, recompute=True),
+        one_row(distill=False, recompute=True),
+    )
+    in_layers = len(layers) * layer / everything
+    assert full.trained == pytest.approx(in_layers * alone.trained, rel=0.02)
+    # Gradients of the layers are given away as they come.
+    assert full.at_work < alone.at_work + alone.kept + outside + 2 * layer + alone.trained
 
 
 SHAPES = {

@@ -13,6 +13,7 @@ from posenc.extend.options import Options
 from posenc.extend.refusals import check_before_loading
 from posenc.hf import sharding
 from posenc.hf.tune_config import TuneConfig
+from posenc.hf.tuning import next_token_loss, set_gradient_checkpointing
 from tests.hf_models import LENGTH, WORDS, save, transformers
 
 KINDS = {"full": (), "lora": ("--lora", 2), "adapter": ("--lora", 2, "--adapter", "--recompute")}
@@ -80,6 +81,28 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
     assert (sharding.count(), sharding.rank(), sharding.is_first()) == (1, 0, True)
     rows = torch.arange(6)[:, None]
     assert torch.equal(sharding.rows_of_this_process(rows), rows)
+
+
+def test_inputs_of_recomputed_layers_pass_through_main_memory(tmp_path, monkeypatch):
+    """With torch's hooks, which here count what they are given: on the CPU nothing moves."""
+    moved = []
+
+    class Counted(torch.autograd.graph.saved_tensors_hooks):
+        def __init__(self, pin_memory: bool) -> None:
+            super().__init__(lambda tensor: moved.append(tensor.shape) or tensor, lambda kept: kept)
+
+    monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", Counted)
+    model = transformers.AutoModelForCausalLM.from_pretrained(save("llama", tmp_path / "llama"))
+    set_gradient_checkpointing(model, True)
+    model.train()
+    tokens = torch.arange(20)[None]
+    with sharding.kept_in_main_memory():
+        loss = next_token_loss(model, tokens, LENGTH, None)
+    in_layers = [shape for shape in moved if shape == (1, 20, model.config.hidden_size)]
+    assert len(in_layers) >= len(model.model.layers)
+    # And nothing from the inside of a layer, such as the widened channels.
+    assert not [shape for shape in moved if model.config.intermediate_size in shape]
+    loss.backward()
 
 
 def test_a_streamed_model_has_one_layer_on_the_device(tmp_path):
