@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from posenc.command_line.options import require_choice
 from posenc.extend.export.folder import (
     SERVE_FILE,
@@ -28,6 +30,7 @@ from posenc.hf.checkpoint.loading import (
     language_model_of,
     quantisation_in_words,
 )
+from posenc.hf.chunked_logits import NUM_COMPARED_TOKENS, call_without_cache
 from posenc.hf.model_rotation import (
     attentions_with_rope_switch,
     frequencies_differ,
@@ -222,6 +225,11 @@ def check_after_loading(
     check_new_length(checkpoint, target_length)
     if reason := _why_not_extendable(checkpoint):
         raise ValueError(f"{checkpoint.folder}: {reason}.")
+    if not checkpoint.masked and _sees_later_tokens(checkpoint.model):
+        raise ValueError(
+            f"{checkpoint.folder}: a {checkpoint.model.config.model_type} model reads a text in "
+            "both directions, so that a loss would be that of tokens which it sees."
+        )
     if method is not None:
         known_methods = (
             ROTARY_METHODS
@@ -285,6 +293,23 @@ def check_new_length(checkpoint: Checkpoint, target_length: int) -> None:
             f"--to {target_length} is not beyond the training length of "
             f"{checkpoint.trained_length} tokens."
         )
+
+
+@torch.no_grad()
+def _sees_later_tokens(model: Any) -> bool:
+    """Return True if another last token changes what a model predicts before it. PaliGemma is such
+    a model: it reads its prompt, and without labels all is prompt, in both directions."""
+    tokens = torch.arange(NUM_COMPARED_TOKENS, device=model.device)[None]
+    other_tokens = tokens.clone()
+    other_tokens[0, -1] = 0
+    try:
+        logits = call_without_cache(model, tokens).logits[:, :-1].float()
+        other_logits = call_without_cache(model, other_tokens).logits[:, :-1].float()
+    except Exception:  # a family's code may raise anything; measuring the model reports it
+        return False
+    # Experts read other batches then, whose products are rounded otherwise.
+    rounding = max(1e-4, 4 * torch.finfo(model.dtype).eps)
+    return bool((logits - other_logits).abs().max() > rounding * logits.abs().max())
 
 
 def _check_positions(checkpoint: Checkpoint) -> None:

@@ -68,6 +68,22 @@ def test_the_text_is_extended_and_the_rest_stays(family, tmp_path):
         torch.testing.assert_close(same(tokens).logits, after(tokens).logits, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["paligemma"])
+def test_a_model_that_reads_ahead_is_refused(family, tmp_path):
+    """Its losses would be of tokens that it sees."""
+    skip_if_absent(family)
+    text = WITH_IMAGES["llava"]["text_config"] | {"model_type": "gemma"}
+    images = WITH_IMAGES["llava"]["vision_config"] | {"model_type": "siglip_vision_model"}
+    config = transformers.AutoConfig.for_model(
+        family, text_config=text, vision_config=images, projection_dim=32
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="paligemma model reads a text in both directions"):
+        hf.extend(tmp_path / "model", TARGET, NUMBERS, as_ids=True, options=QUICK)
+
+
 def model_of_python_lines(page: str, folder) -> object:
     """The model that SERVE.md's lines for transformers 5 make of the original folder."""
     section = page.partition("## transformers 5")[2].partition("\n## ")[0]
