@@ -64,9 +64,19 @@ def judge_repeated_calls(subject: Subject) -> CheckResult:
         (later_positions, float32),
         (first_positions, float32),
     ]
+    # As many tokens and the same last position, as rows with padding on the left have.
+    padded_positions = first_positions.clone()
+    padded_positions[: len(first_positions) // 2] = 0
+    calls_of_rows = [(first_positions, float32), (padded_positions, float32)]
     differences = []
     # Also without the first two calls, so that a module sees bfloat16 first.
-    for calls in (calls_of_dtypes, calls_of_dtypes[2:], calls_of_lengths, calls_of_places):
+    for calls in (
+        calls_of_dtypes,
+        calls_of_dtypes[2:],
+        calls_of_lengths,
+        calls_of_places,
+        calls_of_rows,
+    ):
         used_module = subject.make_copy()
         for positions, dtype in calls:
             differences += _differences_from_fresh(subject, used_module, positions, dtype)
@@ -132,13 +142,29 @@ def judge_growing_length(subject: Subject) -> CheckResult:
     long_result, short_result = (
         subject.read_result(subject.make_inputs(n)) for n in (subject.length, num_short)
     )
-    worst = _largest_difference(
-        subject,
-        _first_positions(subject, long_result, num_short),
-        _first_positions(subject, short_result, num_short),
-    )
+    in_long_call = _first_positions(subject, long_result, num_short)
+    in_short_call = _first_positions(subject, short_result, num_short)
+    worst = _largest_difference(subject, in_long_call, in_short_call)
     text = f"positions below {num_short} move by {worst:.2g} at length {subject.length:,}"
+    returns_both_sides = (
+        subject.reader.meaning == "rotated content" and len(subject.reader.axes) == 2
+    )
+    if worst > _TOLERANCE and returns_both_sides:
+        # xPos scales around the middle of a call, queries up and keys down: products stay.
+        scores, expected_scores = (
+            _scores_of_pairs(subject, result) for result in (in_long_call, in_short_call)
+        )
+        if are_close(scores, expected_scores, _TOLERANCE):
+            note = "a cache must keep its keys unrotated, because they move as the text grows"
+            return Caution(note, f"{text}; scores of queries and keys do not")
     return worst <= _TOLERANCE, text
+
+
+def _scores_of_pairs(subject: Subject, result: Tensor) -> Tensor:
+    """Return the scores of each query and key, (queries, keys, heads, pairs), complex. result: that
+    of a module that returns both, as ResultReader.read returns it."""
+    queries, keys = subject.reader.by_head(result).unbind(1)
+    return queries[:, None] * keys[None].conj()
 
 
 def _first_positions(subject: Subject, result: Tensor, count: int) -> Tensor:

@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from posenc.inspect.module.results import worst_head_in_words
-from posenc.inspect.module.stated import stated_numbers, states_scaling
+from posenc.inspect.module.stated import (
+    stated_bases_of_any_name,
+    stated_numbers,
+    states_scaling,
+)
 from posenc.inspect.module.subject import CheckResult, Subject
 
 _TOLERANCE = 1e-3
@@ -150,6 +154,9 @@ def judge_frequencies(subject: Subject) -> CheckResult:
         inv_freq, _tensor2tensor_frequencies(base, num_pairs)
     ):
         return True, f"those of {num_pairs} pairs from 1 down to 1/{base:g}, as in tensor2tensor"
+    for other_base in stated_bases_of_any_name(subject):
+        if _all_are_close(inv_freq, _rope_frequencies(other_base, num_pairs)):
+            return True, f"those of base {other_base:g}, which it states beside {base:g}"
     if is_scaled:
         return None, f"scaled, as it states; base {base:g}"
     return _judge_other_frequencies(inv_freq, base)

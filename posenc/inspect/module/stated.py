@@ -9,7 +9,11 @@ from typing import Any
 from posenc.inspect.module.load import FunctionModule
 from posenc.inspect.module.subject import Subject, modules_without_containers
 
-_SCALING_PATTERN = re.compile(r"scal|factor|alpha|ntk|yarn|interpol|freqs_for|custom", re.I)
+_SCALING_PATTERN = re.compile(
+    r"scal|(?<!partial_rotary_)factor|alpha|ntk|yarn|interpol|freqs_for|custom", re.I
+)
+"""Names of scalings. partial_rotary_factor says which share of the channels is rotated."""
+_BASE_PATTERN = re.compile(r"base|theta", re.I)
 _WORDS_OF_NO_SCALING = ("default", "lang")
 """Values of options with such names that mean RoPE's own frequencies; as 0, 1, None and False."""
 _FLAGS_OF_BOTH_SIDES = {
@@ -21,6 +25,9 @@ _FLAGS_OF_BOTH_SIDES = {
 }
 """Names of flags by which a module says whether queries see later keys, and the value that says
 that they do."""
+
+_BOTH_SIDES_IN_WORDS = re.compile(r"(?<!not )(?<!non-)\b(bidirectional|both directions)\b", re.I)
+"""Words of a docstring that say so."""
 
 
 def stated_numbers(subject: Subject, names: tuple[str, ...]) -> list[float]:
@@ -40,6 +47,24 @@ def stated_numbers(subject: Subject, names: tuple[str, ...]) -> list[float]:
     stated_values += [function_settings[name] for name in names if name in function_settings]
     return [
         float(v) for v in stated_values if isinstance(v, int | float) and not isinstance(v, bool)
+    ]
+
+
+def stated_bases_of_any_name(subject: Subject) -> list[float]:
+    """Return the numbers that the module states under names with base or theta in them: a module
+    for layers of two kinds, as Gemma 3's, states a base for each."""
+    settings = dict(_settings_of_function(subject.module))
+    for module in modules_without_containers(subject.module):
+        settings |= {p.name: p.default for p in _constructor_parameters(module)}
+        settings |= getattr(getattr(module, "config", None), "__dict__", {})
+        settings |= vars(module)
+    settings |= subject.constructor_arguments
+    return [
+        float(value)
+        for name, value in settings.items()
+        if _BASE_PATTERN.search(name)
+        and isinstance(value, int | float)
+        and not isinstance(value, bool)
     ]
 
 
@@ -65,7 +90,7 @@ def states_scaling(subject: Subject) -> bool:
 
 def states_both_sides(subject: Subject) -> bool | None:
     """Return True if the module states that a query sees later keys, False if it states that it
-    does not, and None if it says neither or both.
+    does not, and None if it says neither or both. Where no flag says it, its docstring may.
 
     A config is not asked: is_decoder is False in configs of decoders, too.
     """
@@ -77,6 +102,8 @@ def states_both_sides(subject: Subject) -> bool | None:
     answers |= _answers_of_flags(_settings_of_function(subject.module))
     if user_answers := _answers_of_flags(subject.constructor_arguments):
         answers = user_answers
+    if not answers and _BOTH_SIDES_IN_WORDS.search(stated_docstrings(subject)):
+        return True
     return answers.pop() if len(answers) == 1 else None
 
 

@@ -232,7 +232,10 @@ def _prove_subject(
     _refuse_mixing_tokens(form, plain_results, axes_seen, tensors_of_call, many_tokens)
     if not _depends_on_place(plain_results, axes_seen):
         _refuse_counting_heads(form, plain_results)
-        raise UnfitCall("no position reaches what it returns: equal tokens get equal rows")
+        raise UnfitCall(
+            f"no position reaches what it returns for {many_tokens} tokens: equal tokens get equal "
+            "rows"
+        )
     ignores_positions = False
     if form.takes_positions:
         results_of_spread = tensors_of_call(positions=2 * torch.arange(many_tokens))

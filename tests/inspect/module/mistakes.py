@@ -244,6 +244,18 @@ class KeptInItsDtype(Rotary):
         return x * angles.cos().to(x.dtype) + rotate_half(x) * angles.sin().to(x.dtype)
 
 
+class KeptForItsLastPosition(Rotary):
+    """Makes its table again for another last position only."""
+
+    kept: tuple[int, tuple[Tensor, Tensor]] | None = None
+
+    def table(self, positions):
+        last = int(positions.max())
+        if self.kept is None or self.kept[0] != last or len(self.kept[1][0]) != len(positions):
+            self.kept = (last, super().table(positions))
+        return self.kept[1]
+
+
 class BufferOfFrequencies(Rotary):
     """module.bfloat16() rounds it."""
 
@@ -292,6 +304,44 @@ class XPos(Rotary):
 
 class XPosAlike(XPos):
     powers = (1.0, 1.0)
+
+
+class XPosFromTheMiddle(XPos):
+    """Right: as torchscale's, scales from the middle of the keys that it is given."""
+
+    def forward(self, q, k):
+        places = torch.arange(k.shape[-2])
+        from_middle = places - len(places) // 2
+        last = slice(-q.shape[-2], None)
+        queries = self.scaled(self.rotated(q, places[last]), from_middle[last], 1.0)
+        return queries, self.scaled(self.rotated(k, places), from_middle, -1.0)
+
+
+class OneOfTwoBases(Rotary):
+    """Right: as the layers with a window of a model with a base for each kind."""
+
+    def __init__(self, rope_theta: float = 1e6, rope_local_base_freq: float = 10000.0) -> None:
+        super().__init__(64, rope_local_base_freq)
+        del self.base
+        self.rope_theta, self.rope_local_base_freq = rope_theta, rope_local_base_freq
+
+    def inv_freq(self):
+        return self.rope_local_base_freq ** (-torch.arange(0, self.dim, 2).float() / self.dim)
+
+
+class PartOfItsChannels(Rotary):
+    """Right: rotates the first half of the channels."""
+
+    def __init__(self, dim: int = 64, partial_rotary_factor: float = 0.5) -> None:
+        super().__init__(int(dim * partial_rotary_factor))
+
+    def rotated(self, x, positions):
+        return torch.cat([super().rotated(x[..., : self.dim], positions), x[..., self.dim :]], -1)
+
+
+class PartWithFrequenciesOfAll(PartOfItsChannels):
+    def inv_freq(self):
+        return self.base ** (-torch.arange(0, self.dim, 2).float() / self.width)
 
 
 class Counting(nn.Module):
@@ -456,6 +506,12 @@ class AlibiOfBothSides(Alibi):
         return (torch.arange(n)[:, None] - torch.arange(n)).float()
 
 
+class AlibiOfBothSidesInWords(Alibi):
+    """A bidirectional ALiBi, for an encoder."""
+
+    distances = AlibiOfBothSides.distances
+
+
 class T5(nn.Module):
     """Right: buckets of earlier keys, as in a decoder."""
 
@@ -569,6 +625,9 @@ class WindowShorterInDecoding(Window):
 RIGHT = (
     Rotary,
     XPos,
+    XPosFromTheMiddle,
+    OneOfTwoBases,
+    PartOfItsChannels,
     Counting,
     Sinusoids,
     SinusoidsDownToBase,
@@ -579,7 +638,16 @@ RIGHT = (
     T5OfBothSides,
     Window,
 )
-OF_THEIR_BASE = (Rotary, XPos, Counting, Sinusoids, SinusoidsDownToBase)
+OF_THEIR_BASE = (
+    Rotary,
+    XPos,
+    XPosFromTheMiddle,
+    OneOfTwoBases,
+    PartOfItsChannels,
+    Counting,
+    Sinusoids,
+    SinusoidsDownToBase,
+)
 """Right ones whose frequencies are those of the base that they state."""
 MISTAKES = {
     KeysInterleaved: ALIKE,
@@ -591,6 +659,7 @@ MISTAKES = {
     KeysBackwards: ALIKE,
     OtherBase: FREQUENCIES,
     OtherWidth: FREQUENCIES,
+    PartWithFrequenciesOfAll: FREQUENCIES,
     NotTwice: FREQUENCIES,
     FromOne: FREQUENCIES,
     Halved: FREQUENCIES,
@@ -610,6 +679,7 @@ MISTAKES = {
     FirstRow: BESIDE,
     Sticky: HISTORY,
     KeptInItsDtype: HISTORY,
+    KeptForItsLastPosition: HISTORY,
     BufferOfFrequencies: CAST,
     InPlace: UNTOUCHED,
     PositionsInPlace: UNTOUCHED,
@@ -627,6 +697,7 @@ MISTAKES = {
     AlibiEarlierTooFar: SLOPES,
     AlibiCoarse: SLOPES,
     AlibiOfBothSides: SLOPES,
+    AlibiOfBothSidesInWords: SLOPES,
     T5Backwards: PAST,
     T5Coarse: PAST,
     T5OneTooFar: ROWS,

@@ -62,6 +62,7 @@ def test_a_mistake_is_found_by_its_check(module_class):
         (mistakes.Exchanged, "cosines and sines are exchanged"),
         (mistakes.OtherBase, "they are those of base 1000"),
         (mistakes.OtherWidth, "a width of 128 instead of 64"),
+        (mistakes.PartWithFrequenciesOfAll, "a width of 64 instead of 32"),
         (mistakes.FromOne, "they begin at i = 1"),
         (mistakes.Halved, "they are 0.5 times those"),
         (mistakes.OnePair, "pair 17, from 0, turns 1.005 times as fast"),
@@ -112,6 +113,7 @@ def test_a_function_states_a_base_by_its_default_and_by_a_number_of_its_file():
 
 
 BASE = 500000
+GROWTH = "a position keeps its values as the sequence grows"
 
 
 def note_on(module_class, check: str) -> str:
@@ -136,6 +138,7 @@ def test_what_is_right_under_a_condition_has_a_note_and_is_not_accused():
     assert "17 keys, its own included" in note_on(WindowOfEarlierKeys, mistakes.WINDOW)
     assert "for causal attention only" in note_on(AlibiByDifference, mistakes.SLOPES)
     assert "must stay in float32" in note_on(mistakes.BufferOfFrequencies, mistakes.CAST)
+    assert "must keep its keys unrotated" in note_on(mistakes.XPosFromTheMiddle, GROWTH)
     for module_class in (WindowOfEarlierKeys, AlibiByDifference):
         verdicts = judge_subject(subject_of(module_class))
         assert not [verdict for verdict in verdicts if verdict.holds is False]
