@@ -77,6 +77,7 @@ def test_a_mistake_is_found_by_its_check(module_class):
         (mistakes.InPlace, "writes into q"),
         (mistakes.PositionsInPlace, "writes into positions"),
         (mistakes.AlibiOfBothSides, "states attention to both sides, and rewards keys ahead"),
+        (mistakes.AlibiOfBothSidesInWords, "states attention to both sides"),
         (mistakes.T5Coarse, "gives 27 of the 64 nearest keys the bias of another distance"),
         (mistakes.T5OneTooFar, "distances are one too large"),
         (mistakes.T5SidesExchanged, "earlier keys take the rows of later ones"),
