@@ -225,7 +225,8 @@ def check_after_loading(
     check_new_length(checkpoint, target_length)
     if reason := _why_not_extendable(checkpoint):
         raise ValueError(f"{checkpoint.folder}: {reason}.")
-    if not checkpoint.masked and _sees_later_tokens(checkpoint.model):
+    predicts_next = checkpoint.has_head and not checkpoint.masked
+    if predicts_next and _sees_later_tokens(checkpoint.model):
         raise ValueError(
             f"{checkpoint.folder}: a {checkpoint.model.config.model_type} model reads a text in "
             "both directions, so that a loss would be that of tokens which it sees."
