@@ -412,3 +412,28 @@ def test_code_without_a_commit_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(script.posenc, "__file__", str(tmp_path / "posenc/__init__.py"))
     with pytest.raises(ValueError, match=r"git knows no commit of .*run this in a clone\."):
         script.commit()
+
+
+def test_results_of_another_machine_lie_in_the_folder_before_a_row_runs(
+    plan_file, plans, tmp_path, run, trained, monkeypatch
+):
+    trained(plans)
+    tried = searched(plans, "rope", {})
+    published_trials.add_rows(tmp_path / "rows" / "code_rates.jsonl", rows_of(*tried))
+    found = []
+
+    def stopped(options, show):
+        found.extend(options.out.glob("*/result.json"))
+        raise Stopped("the same command goes on from here")
+
+    monkeypatch.setattr(script, "run_study", stopped)
+    assert run(script, *where(tmp_path, plan_file), "--hours", 9)[0] == 130
+    assert len(found) == len(tried)
+
+
+def test_a_seed_of_two_rows_counts_once(plan_file, tmp_path, run):
+    more = PLAN + '\n[[rows]]\nstudy = "code"\nlist = "all"\nseeds = 3\n'
+    plan_file.write_text(more, encoding="utf-8")
+    _, out, _ = run(script, *where(tmp_path, plan_file))
+    assert "code, all, 3 seeds: 0 of 4 trials, 0.6 core-hours left" in out
+    assert "all: 0 of 12 trials, about 1.9 core-hours left" in out
