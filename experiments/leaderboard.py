@@ -57,6 +57,7 @@ from posenc.compare.trial.config import TrialConfig, describe_trial, read_trial
 from posenc.compare.trial.result_files import is_done, load_results, save_result
 from posenc.compare.trial.train import encoding_shape
 from posenc.encodings import RoPE, create
+from posenc.encodings.registry.code_hashes import hash_of_posenc_code
 from posenc.files.atomic import write_atomically
 
 ROOT = Path(__file__).parents[1]
@@ -350,22 +351,25 @@ def commit() -> str:
         raise ValueError(f"git knows no commit of {code}; run this in a clone.") from None
 
 
-def check_code(file: Path, rows: Sequence[PublishedTrial], plan: Plan) -> None:
-    """Raises: ValueError for an encoding of a file of the user, and where rows of the encoding are
-    of other code."""
+def check_own(plan: Plan) -> None:
+    """Raises: ValueError for an encoding of a file of the user."""
     (entry,) = plan.compared
     if entry.user_code_hash:
         raise ValueError(
             f"{entry.text}: the leaderboard has posenc's own encodings only, and this one is of a "
             "file. Compare it with one of them in one posenc compare."
         )
-    for row in rows:
-        config = row.result.config
-        if config.encoding == entry.text and config.source != entry.posenc_code_hash:
+
+
+def check_code(study: StudyPlan, rows: Sequence[PublishedTrial]) -> None:
+    """Raises: ValueError where rows of a study are of other code than this."""
+    row_by_encoding = {row.result.config.encoding: row for row in rows}
+    for encoding, row in row_by_encoding.items():
+        if row.result.config.source != hash_of_posenc_code(encoding):
             raise ValueError(
-                f"{file}: its {describe_trial(config)} is of other code of posenc, that of commit "
-                f"{row.commit}. Go on with that code: git worktree add ../round {row.commit}, and "
-                "run this with PYTHONPATH=../round."
+                f"{study.name}: its {describe_trial(row.result.config)} is of other code, that "
+                f"of commit {row.commit}. Go on with that code: git worktree add ../round "
+                f"{row.commit}, and run this with PYTHONPATH=../round."
             )
 
 
@@ -428,8 +432,8 @@ def options_to_run(row: Row, left: Left, given: argparse.Namespace) -> Options |
 
 
 def run_row(row: Row, options: Options, given: argparse.Namespace) -> None:
-    """Run what a row lacks, and keep the results. Raises: ValueError for another text or other
-    code; Stopped after Ctrl-C."""
+    """Run what a row lacks, and keep the results. Raises: ValueError for another text or an
+    encoding of a file; Stopped after Ctrl-C."""
     assert options.out is not None
     rows = read_study(given.rows, row.study)
     plan = with_text(make_plan(options), given.out)
@@ -439,7 +443,7 @@ def run_row(row: Row, options: Options, given: argparse.Namespace) -> None:
             f"{plan.splits.info.name} has {plan.splits.info.hash}. Use the text that the plan "
             "names."
         )
-    check_code(rows_file(given.rows, row.study), rows, plan)
+    check_own(plan)
     lay_out(rows, options.out)
     try:
         run_study(options, show=False)
@@ -488,12 +492,13 @@ def main() -> None:
         plans = read_round(given.plan)
         check_folder("--rows", given.rows)
         check_folder("--out", given.out)
-        known = {
-            name: results_of(read_study(given.rows, study)) for name, study in plans.studies.items()
-        }
+        rows = {study: read_study(given.rows, study) for study in plans.studies.values()}
+        known = {study.name: results_of(of_study) for study, of_study in rows.items()}
         if given.hours is not None:
             if not given.hours > 0:
                 raise ValueError(f"--hours must be above 0, got {given.hours:g}.")
+            for study, of_study in rows.items():
+                check_code(study, of_study)
             run_rows(plans, known, given)
         show_state(plans, known)
 

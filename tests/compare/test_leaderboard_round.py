@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import torch
 
 from posenc.command_line.errors import Stopped
 from posenc.compare.plan.equal_tuning import search_trial
@@ -373,18 +374,29 @@ def test_results_of_other_recipes_in_the_folder_are_left_there(plans, tmp_path):
         assert len(published_trials.read_rows(tmp_path / "rows" / f"{name}.jsonl")) == 1
 
 
-def test_rows_of_other_code_and_encodings_of_a_file_are_refused(plans, tmp_path, monkeypatch):
-    plan = plan_of(plans, "code", "alibi")
-    (trial,) = plan.trials
-    file = tmp_path / "code.jsonl"
-    script.check_code(file, rows_of(finished(trial)), plan)
-    changed = dataclasses.replace(trial, source="abc")
-    with pytest.raises(ValueError, match=r"of other code of posenc, that of commit abc1234. Go on"):
-        script.check_code(file, rows_of(finished(changed)), plan)
+def test_an_encoding_of_a_file_is_refused(plans, tmp_path, monkeypatch):
+    script.check_own(plan_of(plans, "code", "alibi"))
     (tmp_path / "own.py").write_text("from posenc import RoPE\nclass Mine(RoPE): pass\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="the leaderboard has posenc's own encodings only"):
-        script.check_code(file, [], plan_of(plans, "code", "own.py:Mine"))
+        script.check_own(plan_of(plans, "code", "own.py:Mine"))
+
+
+def test_rows_of_other_code_are_refused_before_any_row_runs(
+    plan_file, plans, tmp_path, run, trained
+):
+    runs = trained(plans)
+    (trial,) = plan_of(plans, "code", "alibi").trials
+    changed = dataclasses.replace(trial, source="abc")
+    file = tmp_path / "rows" / "code.jsonl"
+    published_trials.add_rows(file, rows_of(finished(changed)))
+    code, _, err = run(script, *where(tmp_path, plan_file), "--hours", 9)
+    assert (
+        code == 2
+        and "code: its alibi seed 0 is of other code, that of commit abc1234. Go on with" in err
+    )
+    assert not runs and not (tmp_path / "runs").exists()
+    assert run(script, *where(tmp_path, plan_file))[0] == 0  # what is left is told at any code
 
 
 def test_rows_are_not_trained_again_on_another_machine(plans, tmp_path):
@@ -437,3 +449,15 @@ def test_a_seed_of_two_rows_counts_once(plan_file, tmp_path, run):
     _, out, _ = run(script, *where(tmp_path, plan_file))
     assert "code, all, 3 seeds: 0 of 4 trials, 0.6 core-hours left" in out
     assert "all: 0 of 12 trials, about 1.9 core-hours left" in out
+
+
+def test_the_rows_so_far_are_of_the_plan():
+    plans = script.read_round(script.PLAN_FILE)
+    first = published_trials.read_rows(script.ROWS_FOLDER / "code.jsonl")[0].result.config
+    if first.torch != torch.__version__:
+        pytest.skip(f"the rows are of torch {first.torch}")
+    rows = {s.name: script.read_study(script.ROWS_FOLDER, s) for s in plans.studies.values()}
+    assert rows["code"]
+    known = {name: script.results_of(of_study) for name, of_study in rows.items()}
+    rope = row_of(plans, "code", "rope")
+    assert script.left_of(rope, plans, known)[:2] == (0, ())
