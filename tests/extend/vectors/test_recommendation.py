@@ -6,7 +6,7 @@ import pytest
 from posenc.extend.measure.evaluation import Evaluation, VectorScores
 from posenc.extend.options import Options
 from posenc.extend.variants import Variant
-from posenc.extend.vectors.recommendation import recommend_by_vectors
+from posenc.extend.vectors.recommendation import rank_difference, recommend_by_vectors
 
 TRAINED, TARGET = 64, 128
 FOUND, LOST = np.ones(16), np.arange(2.0, 18.0)
@@ -71,3 +71,9 @@ def test_moved_vectors_are_said():
     _, reason = recommend_by_vectors(measured(LOST, FOUND, LOST, moved=moved), TRAINED, Options())
     said = f"a cosine of {cosines.mean():.3f} with the old ones ({cosines.min():.3f} at least)"
     assert said in reason
+
+
+def test_a_length_that_cannot_be_read_counts_as_nothing_found():
+    found = measured(None, FOUND, LOST)
+    gain = rank_difference(found["yarn"][1], found["none"][1], TRAINED)
+    assert (gain.mean, gain.low, gain.high) == (1, 1, 1)
