@@ -134,7 +134,7 @@ def judge_writes_into_arguments(subject: Subject) -> CheckResult:
     return True, f"{' and '.join(copies)} as before"
 
 
-def judge_growing_length(subject: Subject) -> CheckResult:
+def judge_growing_length(subject: Subject) -> CheckResult | Caution:
     """Check that the first positions have the same values in a long call as in a short one."""
     num_short = min(_SHORT_LENGTH, subject.length)
     if num_short == subject.length:
