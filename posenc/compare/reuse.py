@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from posenc.compare.results import TrainingPoint, TrialResult
-from posenc.compare.trial.config import TrialConfig, learning_rate
+from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.result_files import (
     CHECKPOINT_FILE,
     RESULT_FILE,
@@ -21,6 +21,7 @@ from posenc.compare.trial.result_files import (
     load_result,
     save_result,
 )
+from posenc.compare.trial.train import learning_rate
 from posenc.files.atomic import write_atomically, write_pieces_atomically
 from posenc.files.opening import PIECE_BYTES, make_subfolder, open_ordinary, path_in_folder
 

@@ -38,9 +38,7 @@ COSINE = "cosine"
 CONSTANT = "constant"
 """The schedule under which a finished trial can be trained further."""
 SCHEDULES = (COSINE, "linear", CONSTANT, "wsd")
-"""What the learning rate does after the warm-up, see `learning_rate`."""
-COOLDOWN_SHARE = 0.2
-"""Part of the steps over which "wsd" falls (arXiv:2405.18392: a fifth is enough)."""
+"""What the learning rate does after the warm-up, see `train.learning_rate`."""
 _NEWER_FIELDS = (
     *("compile", "encoding_lr", "num_windows", "test_window", "tune_steps"),
     *("tokenizer", "vocabulary", "document_end", "micro_batch", "recompute"),
@@ -147,7 +145,8 @@ class TrialConfig:
         recompute: compute each layer again in the backward pass, in less memory.
         architecture: the layers of the model.
         warmup: steps over which the learning rate rises; below 1, a part of `steps`.
-        schedule: what the learning rate does then, one of SCHEDULES, see `learning_rate`.
+        schedule: what the learning rate does then, one of SCHEDULES, see
+            `train.learning_rate`.
     """
 
     encoding: str
@@ -276,33 +275,6 @@ class TrialConfig:
     def folder(self) -> str:
         """Return the name of the trial's folder."""
         return f"{self.name}-{self.hash}"
-
-
-def learning_rate(config: TrialConfig, step: int) -> float:
-    """Return the rate at step 0, 1, ...: `config.lr` times a factor that rises in a line to 1 over
-    the warm-up, and then depends on how far p, from 0 to 1, the rest of the steps is:
-
-        cosine     falls as a cosine to 0.1
-        linear     1 - p
-        constant   1
-        wsd        1, and from the last fifth of all steps on in a line to 0
-
-    Source: cosine arXiv:2005.14165, linear arXiv:2502.15938, wsd (warm-up, stable, decay)
-    arXiv:2404.06395 and arXiv:2405.18392.
-    """
-    warmup_steps = config.warmup_steps
-    if step < warmup_steps:
-        return config.lr * (step + 1) / warmup_steps
-    steps_left = config.steps - step
-    progress = (step - warmup_steps) / max(1, config.steps - warmup_steps)
-    if config.schedule == COSINE:
-        return config.lr * (0.55 + 0.45 * math.cos(math.pi * progress))
-    if config.schedule == "linear":
-        return config.lr * (1 - progress)
-    if config.schedule == "wsd":
-        cooldown_steps = max(1, math.floor(COOLDOWN_SHARE * config.steps))
-        return config.lr * min(1.0, steps_left / cooldown_steps)
-    return config.lr
 
 
 def check_encoding_name(name: str) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from posenc.compare.results import TrainingPoint
 from posenc.compare.trial import checkpoint
 from posenc.compare.trial.checkpoint import Cursor
-from posenc.compare.trial.config import TrialConfig, learning_rate
+from posenc.compare.trial.config import COSINE, TrialConfig
 from posenc.compare.trial.evaluate import TOKENS_AT_ONCE, target_loss, validation_bits
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.task_of_trial import (
@@ -30,6 +30,8 @@ from posenc.compare.trial.windows import training_windows, validation_windows
 from posenc.encodings import ModelShape, PositionEncoding, create
 from posenc.models.config import DecoderConfig, Projections
 
+COOLDOWN_SHARE = 0.2
+"""Part of the steps over which "wsd" falls (arXiv:2405.18392: a fifth is enough)."""
 WEIGHT_DECAY = 0.1
 """Of matrices only. Chosen as usual for decoders, not tuned."""
 MAX_GRADIENT_NORM = 1.0
@@ -261,6 +263,33 @@ def _cursor_after_validation(cursor: Cursor, valid_loss: float) -> Cursor:
     train_loss = cursor.loss_sum / cursor.loss_count / math.log(2)
     point = TrainingPoint(cursor.step, train_loss, valid_loss)
     return replace(cursor, loss_sum=0.0, loss_count=0, training=(*cursor.training, point))
+
+
+def learning_rate(config: TrialConfig, step: int) -> float:
+    """Return the rate at step 0, 1, ...: `config.lr` times a factor that rises in a line to 1 over
+    the warm-up, and then depends on how far p, from 0 to 1, the rest of the steps is:
+
+        cosine     falls as a cosine to 0.1
+        linear     1 - p
+        constant   1
+        wsd        1, and from the last fifth of all steps on in a line to 0
+
+    Source: cosine arXiv:2005.14165, linear arXiv:2502.15938, wsd (warm-up, stable, decay)
+    arXiv:2404.06395 and arXiv:2405.18392.
+    """
+    warmup_steps = config.warmup_steps
+    if step < warmup_steps:
+        return config.lr * (step + 1) / warmup_steps
+    steps_left = config.steps - step
+    progress = (step - warmup_steps) / max(1, config.steps - warmup_steps)
+    if config.schedule == COSINE:
+        return config.lr * (0.55 + 0.45 * math.cos(math.pi * progress))
+    if config.schedule == "linear":
+        return config.lr * (1 - progress)
+    if config.schedule == "wsd":
+        cooldown_steps = max(1, math.floor(COOLDOWN_SHARE * config.steps))
+        return config.lr * min(1.0, steps_left / cooldown_steps)
+    return config.lr
 
 
 def take_step(

@@ -28,8 +28,9 @@ from posenc.compare.results import (
     TrialResult,
 )
 from posenc.compare.scores import FarScore, Reading
-from posenc.compare.trial.config import SCHEDULES, TrialConfig, learning_rate
+from posenc.compare.trial.config import SCHEDULES, TrialConfig
 from posenc.compare.trial.run_trial import effective_spec
+from posenc.compare.trial.train import learning_rate
 
 RESULTS = Path(__file__).parents[3] / "results"
 

@@ -21,11 +21,11 @@ from posenc.compare.trial.config import (
     ENCODING_LR,
     Architecture,
     TrialConfig,
-    learning_rate,
     read_trial,
     write_trial,
 )
 from posenc.compare.trial.objectives import OBJECTIVES
+from posenc.compare.trial.train import learning_rate
 from posenc.models import Decoder, DecoderConfig
 
 TINY = TrialConfig(
