@@ -189,15 +189,17 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
                 f"A {model_type} model of this config does not run: its own code raises "
                 f"{one_line(error)}"
             ) from error
+    logits = getattr(outputs, "logits", None)  # a model without a head has none
+    if logits is not None:
+        logits = logits[0]
     has_two_stacks = model.config.is_encoder_decoder
     if has_two_stacks:
         attention = {"encoder": outputs.encoder_attentions, "decoder": outputs.decoder_attentions}
         hidden_states = outputs.encoder_hidden_states
-        logits = outputs.logits[0, :1]
+        logits = None if logits is None else logits[:1]
     else:
         attention = {"": outputs.attentions}
         hidden_states = outputs.hidden_states
-        logits = outputs.logits[0] if "logits" in outputs else None  # without a head
     if any(not layer_weights or layer_weights[0] is None for layer_weights in attention.values()):
         raise ValueError(f"A {model_type} model shows no attention weights.")
     if not has_two_stacks and _shapes_differ(outputs.attentions):
