@@ -232,7 +232,13 @@ def _model_arguments(model: Any, ids: Sequence[int]) -> dict[str, Tensor]:
     tokens = torch.tensor([ids])
     if not model.config.is_encoder_decoder:
         return {"input_ids": tokens}
-    start_token = tokens.new_full((1, 1), model.config.decoder_start_token_id)
+    start_id = getattr(model.config, "decoder_start_token_id", None)
+    if start_id is None:
+        raise ValueError(
+            "config.json has no decoder_start_token_id, the token with which its decoder begins: "
+            "write it."
+        )
+    start_token = tokens.new_full((1, 1), start_id)
     return {
         "input_ids": tokens,
         "decoder_input_ids": torch.cat([start_token, tokens[:, :-1]], dim=-1),

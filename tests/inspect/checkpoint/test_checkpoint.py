@@ -149,6 +149,12 @@ def test_the_last_state_is_that_before_the_final_norm(folders, family, norm):
         assert (state - out.hidden_states[-1][0]).abs().max() > 1e-2
 
 
+def test_a_decoder_without_a_start_token_is_refused():
+    model = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=True, model_type="t5"))
+    with pytest.raises(ValueError, match="has no decoder_start_token_id"):
+        read_sentence(model, [5, 6, 7])
+
+
 @pytest.mark.parametrize(
     ("last", "message"), [((2, 8), "hand on states of different shapes"), ((8,), None)]
 )
