@@ -11,8 +11,14 @@ import torch
 from torch import Tensor
 
 from posenc.command_line.errors import RunFailed
-from posenc.extend.measure.tasks import PASSKEY, PUZZLE_RECIPES, Prompt, TaskGrid, TooShort
-from posenc.extend.measure.tasks import parse_task_names as parse_all_task_names
+from posenc.extend.measure.tasks import (
+    PASSKEY,
+    PUZZLE_RECIPES,
+    Prompt,
+    TaskGrid,
+    TooShort,
+    parse_task_names,
+)
 from posenc.extend.options import Options, Progress
 from posenc.extend.served.completions import CompletionsServer, find_server
 from posenc.hf.checkpoint.tokenization import encode_until, load_tokenizer
@@ -66,10 +72,10 @@ class ServedTasks:
     left_out: dict[tuple[str, int], str]
 
 
-def parse_task_names(names: Sequence[str] | None) -> tuple[str, ...]:
+def parse_served_task_names(names: Sequence[str] | None) -> tuple[str, ...]:
     """Return the tasks of --task for a server: the needle for None. Raises: ValueError for a name
     that is no task, and for the passkey, which is scored by the model's own logits."""
-    task_names = (DEFAULT_TASK,) if names is None else parse_all_task_names(names)
+    task_names = (DEFAULT_TASK,) if names is None else parse_task_names(names)
     if PASSKEY in task_names or not task_names:
         raise ValueError(
             f"--task: a server is asked in words: {', '.join(PUZZLE_RECIPES)}, got "
@@ -93,7 +99,7 @@ def ask_tasks(
     Raises: ValueError for wrong input. RunFailed if the server does not answer, or has not read a
     whole prompt.
     """
-    task_names = parse_task_names(options.task)
+    task_names = parse_served_task_names(options.task)
     tokenizer = load_tokenizer(folder)
     server = find_server(address, folder)
     if server.max_length is not None and server.max_length < length:

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from posenc.extend.served import completions
-from posenc.extend.served.tasks import parse_task_names
+from posenc.extend.served.tasks import parse_served_task_names
 from tests.extend.served.small_server import completion, serving
 from tests.tokenizers_of_tests import trained
 
@@ -214,8 +214,8 @@ def test_what_a_server_cannot_be_asked_is_refused(ask, name):
 
 
 def test_a_needle_is_the_task_unless_another_is_named():
-    assert parse_task_names(None) == ("needle",)
-    assert parse_task_names(["variables", "needle_by_meaning"]) == (
+    assert parse_served_task_names(None) == ("needle",)
+    assert parse_served_task_names(["variables", "needle_by_meaning"]) == (
         "variables",
         "needle-by-meaning",
     )
