@@ -358,26 +358,41 @@ def _require_same_frequencies(
 
 def _require_nothing_lost(config: Mapping[str, Any], meaning: Meaning, length: int | None) -> None:
     """Raise ValueError if a base or a share would be deleted that nothing was read from."""
-    bases = {float(p["rope_theta"]) for p in meaning.parameters.values()}
     inner_key = language_model_key(config)
+    part = _language_model_part(config)
     where_in_words = f" in {inner_key}" if inner_key else ""
+    for key, value in _numbers_written_anew(part, meaning):
+        if not _number_is_read(config, (key,), value, meaning, length):
+            raise ValueError(_words_of_lost_number(key, value, where_in_words, meaning))
+    if inner_key:  # beside a language model's own config none of them is read
+        for key, value in _numbers_written_anew(config, meaning):
+            raise ValueError(_words_of_lost_number(key, value, " at the top level", meaning))
+
+
+def _numbers_written_anew(
+    part: Mapping[str, Any], meaning: Meaning
+) -> Iterator[tuple[str, int | float]]:
+    """Yield the keys of a part of a config that a copy writes anew, with their numbers, but for
+    those that the copy has anyway: a base that the model uses, and a share of the whole head."""
+    bases = {float(p["rope_theta"]) for p in meaning.parameters.values()}
     for key in KEYS_WRITTEN_ANEW:
-        value = _language_model_part(config).get(key)
-        if (
-            key == ORIGINAL_LENGTH_KEY
-            or isinstance(value, bool)
-            or not isinstance(value, int | float)
-        ):
+        value = part.get(key)
+        if key == ORIGINAL_LENGTH_KEY or isinstance(value, bool):
+            continue
+        if not isinstance(value, int | float):
             continue
         is_whole_head = key in KEYS_OF_SHARES and value == 1
-        if value in bases or is_whole_head:
-            continue
-        if not _number_is_read(config, (key,), value, meaning, length):
-            raise ValueError(
-                f"{key} {value:g}{where_in_words} is not read for {meaning.model.model_type}, and "
-                "a copy would be without it: --fix writes nothing. Remove the key if it has no "
-                "effect, or write the value where it is read."
-            )
+        if value not in bases and not is_whole_head:
+            yield key, value
+
+
+def _words_of_lost_number(key: str, value: float, where_in_words: str, meaning: Meaning) -> str:
+    """Return why nothing is written where a copy would be without a number of the file."""
+    return (
+        f"{key} {value:g}{where_in_words} is not read for {meaning.model.model_type}, and a copy "
+        "would be without it: --fix writes nothing. Remove the key if it has no effect, or write "
+        "the value where it is read."
+    )
 
 
 def _unread_numbers_of_rope_dicts(

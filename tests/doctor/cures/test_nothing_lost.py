@@ -237,3 +237,11 @@ def test_a_copy_that_means_something_else_is_not_written(tmp_path):
     assert kind == "refused" and "says what the file means (12 rotated pairs)" in said
     kind, _ = outcome(raw, tmp_path)
     assert kind == "written"
+
+
+def test_a_base_of_another_family_above_the_text_config_stops_a_fix(tmp_path):
+    text = {**BASE, "model_type": "qwen3_vl_text", "rope_theta": 5e6, "head_dim": 128}
+    raw = {"model_type": "qwen3_vl", "text_config": text}
+    assert outcome(raw, tmp_path)[0] == "written"
+    kind, said = outcome({**raw, "rotary_emb_base": 77777.0}, tmp_path)
+    assert kind == "refused" and "rotary_emb_base 77777 at the top level is not read" in said
