@@ -135,15 +135,29 @@ class AlibiByDifference(mistakes.Alibi):
     distances = mistakes.AlibiOfBothSides.distances
 
 
-def test_what_is_right_under_a_condition_has_a_note_and_is_not_accused():
-    assert "17 keys, its own included" in note_on(WindowOfEarlierKeys, mistakes.WINDOW)
-    assert "for causal attention only" in note_on(AlibiByDifference, mistakes.SLOPES)
-    assert "must stay in float32" in note_on(mistakes.BufferOfFrequencies, mistakes.CAST)
-    assert "must keep its keys unrotated" in note_on(mistakes.XPosFromTheMiddle, GROWTH)
-    for module_class in (WindowOfEarlierKeys, AlibiByDifference):
-        verdicts = judge_subject(subject_of(module_class))
-        assert not [verdict for verdict in verdicts if verdict.holds is False]
-    sheet = ModuleSheet(
-        "a.py:A", "A", "A(n)", "bias", 64, judge_subject(subject_of(AlibiByDifference))
-    )
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module_class", "check", "note"),
+    [
+        (WindowOfEarlierKeys, mistakes.WINDOW, "17 keys, its own included"),
+        (AlibiByDifference, mistakes.SLOPES, "for causal attention only"),
+        (mistakes.BufferOfFrequencies, mistakes.CAST, "must stay in float32"),
+        (mistakes.XPosFromTheMiddle, GROWTH, "must keep its keys unrotated"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_what_is_right_under_a_condition_has_a_note(module_class, check, note):
+    assert note in note_on(module_class, check)
+
+
+@pytest.mark.slow
+def test_what_is_right_under_a_condition_is_not_accused():
+    window, alibi = map(subject_of, (WindowOfEarlierKeys, AlibiByDifference))
+    verdicts = judge_subject(window) + judge_subject(alibi)
+    assert not [verdict for verdict in verdicts if verdict.holds is False]
+
+
+def test_a_condition_stands_in_the_headline():
+    verdicts = judge_subject(subject_of(AlibiByDifference))
+    sheet = ModuleSheet("a.py:A", "A", "A(n)", "bias", 64, verdicts)
     assert "checks that apply pass. Note: for causal attention only" in report_of(sheet).headline
