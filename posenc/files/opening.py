@@ -8,7 +8,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 LARGEST_TEXT_BYTES = 64 << 20
 """Bytes of the largest file that is read as one text: a study of a thousand trials has 20 MB."""
@@ -102,7 +102,8 @@ def hash_of_file(path: Path, max_bytes: int | None = None) -> str:
         size = os.fstat(file.fileno()).st_size
         if max_bytes is not None and size > max_bytes:
             raise ValueError(f"{path}: {size} bytes, expected at most {max_bytes}.")
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        buffered: Any = file  # it has readinto, which the type BinaryIO does not name
+        return hashlib.file_digest(buffered, "sha256").hexdigest()
 
 
 def read_file_text(
