@@ -190,8 +190,8 @@ MUTATIONS = (
     # Compare
     Mutation(
         "compare/trial/train.py",
-        "return config.lr * (step + 1) / warm_up",
-        "return config.lr * step / warm_up",
+        "return config.lr * (step + 1) / warmup_steps",
+        "return config.lr * step / warmup_steps",
         "compare/trial",
     ),
     Mutation(
