@@ -525,6 +525,7 @@ def drag(browser, pair, radians, touch):
 
 
 @needs_chromium
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("touch", [False, True])
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 def test_a_hand_is_dragged_by_mouse_and_finger(browser, width, touch):
