@@ -7,6 +7,7 @@ All processes run the same code on the same text, but for the rows of a step of 
 divided. Only the first one prints and writes.
 """
 
+import atexit
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -45,7 +46,15 @@ def start(device: str) -> str:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not distributed.is_initialized():
         distributed.init_process_group("nccl" if uses_gpu else "gloo", timeout=LONGEST_WAIT)
+        # Threads of the group that still run while Python ends can abort a process that succeeded.
+        atexit.register(_leave_group)
     return "cuda" if uses_gpu else "cpu"
+
+
+def _leave_group() -> None:
+    """End the threads with which this process talks to the others, if it has not done so."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def shard_layers(model: Any, device: str) -> None:
