@@ -46,8 +46,10 @@ def start(device: str) -> str:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not distributed.is_initialized():
         distributed.init_process_group("nccl" if uses_gpu else "gloo", timeout=LONGEST_WAIT)
-        # Threads of the group that still run while Python ends can abort a process that succeeded.
-        atexit.register(_leave_group)
+        # Threads of gloo that still run while Python ends can abort a process that succeeded. Not
+        # with NCCL, where a process that fails would wait here for the others, for LONGEST_WAIT.
+        if not uses_gpu:
+            atexit.register(_leave_group)
     return "cuda" if uses_gpu else "cpu"
 
 
