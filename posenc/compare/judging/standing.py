@@ -235,22 +235,27 @@ def with_own_spread_of_first(
     one place do not hide it, see `half_width_by_spreads`.
     """
     far_row_of = {near_name: name for name, near_name in near_row_of.items()}
-    steady_near, steady_far = near, far
-    if near is not None:
-        first_row = near.order[0]
-        spreads = [
-            _spread_of_lead(near, first_row),
-            _spread_of_lead(far, far_row_of.get(first_row)),
-        ]
-        steady_near = replace(near, half_by_own_seeds=_half_by_own_seeds(near, spreads))
-    if far is not None:
-        first_row = far.order[0]
-        spreads = [
-            _spread_of_lead(far, first_row),
-            _spread_of_lead(near, near_row_of.get(first_row)),
-        ]
-        steady_far = replace(far, half_by_own_seeds=_half_by_own_seeds(far, spreads))
-    return steady_near, steady_far
+    return (
+        _with_own_spread(near, far, far_row_of),
+        _with_own_spread(far, near, near_row_of),
+    )
+
+
+def _with_own_spread(
+    standing: Standing | None, other: Standing | None, other_row_of: Mapping[str, str]
+) -> Standing | None:
+    """Return one of the two standings with `half_by_own_seeds` set, see `with_own_spread_of_first`.
+
+    other_row_of: the name in the other standing of each row of this one.
+    """
+    if standing is None:
+        return None
+    first_row = standing.order[0]
+    spreads = [
+        _spread_of_lead(standing, first_row),
+        _spread_of_lead(other, other_row_of.get(first_row)),
+    ]
+    return replace(standing, half_by_own_seeds=_half_by_own_seeds(standing, spreads))
 
 
 def _spread_of_lead(standing: Standing | None, name: str | None) -> RelativeSpread | None:
