@@ -1,4 +1,4 @@
-"""The frozen config of a trial, its learning rate at each step, and its folder, named by a hash."""
+"""The frozen config of a trial, and the folder named by its hash."""
 
 import dataclasses
 import hashlib

@@ -157,9 +157,11 @@ def train_model(
     Return the model and the cursor after the last step.
 
     Writes a checkpoint every `checkpoint_steps` steps, or by time if that is 0, and after the last
-    step; this does not change the numbers. The symbols are those of a text; tasks ignore them.
-    token_bytes: the bytes of each token, by which
-    losses are told and recorded; None where each symbol counts as one.
+    step; this does not change the numbers.
+
+    train_symbols, valid_symbols: of a text; tasks ignore them.
+    token_bytes: the bytes of each token, by which losses are told and recorded; None where each
+        symbol counts as one.
     """
     model, optimizer, cursor = _begin_or_resume(config, valid_symbols, folder, tell, token_bytes)
     model.train()

@@ -84,8 +84,9 @@ def _refuse_positions_of_audio(config: Mapping[str, Any], caller: str) -> None:
     """Raise ValueError for an audio encoder whose positions are no rotation of queries and keys,
     with the call that builds them; by the code of transformers 5.24."""
     model_type = config.get("model_type")
-    sizes = {name: config.get(name, name) for name in ("hidden_size", "num_attention_heads")}
-    width, num_heads = sizes.values()
+    # In the line that is printed, a key's name stands for a size that the config lacks.
+    width = config.get("hidden_size", "hidden_size")
+    num_heads = config.get("num_attention_heads", "num_attention_heads")
     are_known = isinstance(width, int) and isinstance(num_heads, int) and num_heads > 0
     head_dim = width // num_heads if are_known else "head_dim"
     kind = config.get("position_embeddings_type")
