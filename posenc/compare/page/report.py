@@ -10,6 +10,11 @@ from posenc.compare.judging.near_far import standings
 from posenc.compare.judging.summary import group_by_task
 from posenc.compare.judging.units import units_of
 from posenc.compare.page import figures
+from posenc.compare.page.how_to_read import (
+    HOW_TO_READ_TASKS,
+    HOW_TO_READ_TEXT,
+    NOTE_ON_INTERVALS,
+)
 from posenc.compare.page.numbers import csv_text, facts_of
 from posenc.compare.page.settings import (
     bibliography,
@@ -19,9 +24,6 @@ from posenc.compare.page.settings import (
     tuning_sections,
 )
 from posenc.compare.page.tables import (
-    HOW_TO_READ_TASKS,
-    HOW_TO_READ_TEXT,
-    NOTE_ON_INTERVALS,
     curve_table,
     matrix_of_tasks,
     reading_sections,
