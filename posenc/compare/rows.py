@@ -142,8 +142,8 @@ class EqualTime:
         the mean of each trial.
     seconds: training time of the fastest encoding for all its steps.
     losses: by encoding and seed, bits per byte on validation text after `seconds`, from the curve
-        of its training. A slower encoding is then not at the end of its steps, and its learning
-        rate has not fallen: a schedule for its number of steps would give it a lower loss.
+        of its training. A slower encoding is then not at the end of its steps, and where rates fall
+        its rate has not fallen: a schedule for its number of steps would give it a lower loss.
     loss_ranges: by encoding and seed, the lowest and the highest loss that `losses` may have, as
         the cost of the encoding is known only within CostRatio's bounds. An encoding that may not
         have been validated after `seconds` is left out.

@@ -1,5 +1,7 @@
 """What the columns of the tables of a study mean, in words for its page."""
 
+from posenc.compare.trial.config import CONSTANT, TrialConfig
+
 HOW_TO_READ_TEXT = (
     "Bits per byte is the loss on held-out text; lower is better. Two columns are judged: the loss "
     "at the training length, and that of far bytes, the last ones of each longest window. Best: "
@@ -8,7 +10,7 @@ HOW_TO_READ_TEXT = (
     "in a window of the training length, or after a short tuning; its other rows have no verdict. "
     "Means over whole windows mix near and far bytes and are not judged."
 )
-HOW_TO_READ_ROWS = (
+_HOW_TO_READ_ROWS = (
     "Far bytes are those at the end of the longest windows, as many as a window of training has; "
     "their loss is in the table of the text. Near context: the loss of the same bytes with at most "
     "that many bytes of context. Far context saves: the difference of these losses; ± is a 95 % "
@@ -20,7 +22,7 @@ HOW_TO_READ_ROWS = (
     "those of the encoding in the heading, taken in turns in one process before the trials where "
     "that was possible; where a range contains 1, the two are not told apart. Equal time: "
     "validation loss when the fastest encoding ends, read from each curve, with the range over "
-    "seeds and costs; a schedule for so many steps would do better."
+    "seeds and costs; "
 )
 NOTE_ON_INTERVALS = (
     "± over seeds is half of an interval that holds for all pairs together, near and far: the "
@@ -38,3 +40,17 @@ HOW_TO_READ_TASKS = (
     "is left out. Colours are tiers: an encoding of the first is significantly worse than none, "
     "one of the next only than those before it. Where the seeds decide nothing there is no colour."
 )
+
+
+def how_to_read_rows(trial: TrialConfig) -> str:
+    """Return what the columns of the table of rows mean, in words. trial: any of the study.
+
+    The loss at equal time of an encoding that is not the fastest is read before the end of its
+    steps. Only where its rate stays constant it is the loss of a training of so many steps; then a
+    warm-up that is a part of the steps is still longer than in that training.
+    """
+    if trial.schedule != CONSTANT:
+        return f"{_HOW_TO_READ_ROWS}a schedule for so many steps would do better."
+    warmup_is_a_part = 0 < trial.warmup < 1
+    same = "about the same, as its warm-up is shorter" if warmup_is_a_part else "the same"
+    return f"{_HOW_TO_READ_ROWS}at a constant rate a training of so many steps gives {same}."

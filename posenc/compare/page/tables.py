@@ -20,7 +20,7 @@ from posenc.compare.judging.standing import Standing, order_by_standings, ranks_
 from posenc.compare.judging.summary import REACH_TOLERANCE, falls_since_half
 from posenc.compare.judging.units import Units, units_of
 from posenc.compare.page import figures
-from posenc.compare.page.how_to_read import HOW_TO_READ_ROWS
+from posenc.compare.page.how_to_read import how_to_read_rows
 from posenc.compare.results import CaseSummary, Study, TaskSummary
 from posenc.compare.rows import EqualTime, Row, at_equal_time, rows_by_name, rows_of
 from posenc.compare.scores import FarScore
@@ -270,7 +270,8 @@ def reading_sections(study: Study) -> Iterator[Section]:
             yield Section("", [f"Losses on {far_targets} alone were not measured in this run."])
         return
     yield Section("What far context saves, and what rows cost", [*_row_blocks(study, rows)])
-    yield Section("", [units_of(study).write(HOW_TO_READ_ROWS)], is_detail=True)
+    how_to_read = how_to_read_rows(rows[0].trial)
+    yield Section("", [units_of(study).write(how_to_read)], is_detail=True)
 
 
 def _row_blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:

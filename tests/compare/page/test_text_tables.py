@@ -15,6 +15,8 @@ from posenc.compare.page.tables import _sort_key, reading_sections
 from posenc.compare.results import FORMAT, Study, Timing, TrainingPoint, TrialResult
 from posenc.compare.rows import rows_of
 from posenc.compare.scores import FarScore, LengthScore, Reading
+from posenc.compare.trial.config import SCHEDULES
+from posenc.compare.trial.train import learning_rate
 from posenc.report.report import Table
 from tests.compare.plan.test_equal_tuning import TRIAL, checks
 
@@ -99,6 +101,31 @@ def test_costs_name_the_encoding_and_the_machine_of_their_base():
     steps = {"rope": (1.0, 2.0, 3.0), "alibi": (0.9, 2.1, 2.7)}
     costs = {row[0]: row[4].value for row in table_of(replace(STUDY, step_seconds=steps)).rows}
     assert costs["rope"] == 1.0 and costs["alibi"] == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("warmup", [0.0, 0.05, 30.0])
+def test_equal_time_is_that_of_a_shorter_training_where_its_rates_are(schedule, warmup):
+    """As long as the rates of the first 100 steps of 200 are those of a training of 100."""
+
+    def with_schedule(result):
+        return replace(result, config=replace(result.config, schedule=schedule, warmup=warmup))
+
+    study = study_of(*map(with_schedule, STUDY.results))
+    *_, section = reading_sections(study)
+    (words,) = section.blocks
+    *_, end_of_note = words.split("; ")
+    longer = study.trials[0]
+    shorter = replace(longer, steps=100)
+    rates = [[learning_rate(trial, step) for step in range(100)] for trial in (longer, shorter)]
+    if rates[0] == rates[1]:
+        assert end_of_note == "at a constant rate a training of so many steps gives the same."
+    elif rates[0][30:] == rates[1][30:]:
+        assert "about the same, as its warm-up is shorter." in end_of_note
+    else:
+        # At a rate that falls earlier, more of it has come down by the same step.
+        assert rates[1][-1] < rates[0][99]
+        assert end_of_note == "a schedule for so many steps would do better."
 
 
 def test_a_tuning_counts_in_what_a_row_costs():
