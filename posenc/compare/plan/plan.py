@@ -12,13 +12,11 @@ from posenc.compare.defaults import (
     BUDGETS,
     DEFAULT_BIDIRECTIONAL,
     DEFAULT_ENCODINGS,
-    MIN_TUNE_STEPS,
     NUM_PAIR_SEEDS,
     SUITE_SIZES,
     SUITES,
     TEST_LENGTH_FACTORS,
     TEXT_SIZES,
-    TUNE_FRACTION,
     Budget,
 )
 from posenc.compare.options import Options, check_options
@@ -38,6 +36,11 @@ from posenc.compare.plan.equal_tuning import (
     with_options,
 )
 from posenc.compare.plan.learning_rate_search import check_rates, check_warmup, rate_trials
+from posenc.compare.plan.lengths import (
+    parse_test_lengths,
+    steps_of_tuning,
+    width_of_test_window,
+)
 from posenc.compare.plan.sizes import decoder_sizes, layers_of_config
 from posenc.compare.plan.splits import MinimumSizes, TextSplits, split_text
 from posenc.compare.plan.tokens import text_of_options, token_settings
@@ -382,9 +385,9 @@ def _plan_trial(task_name: str, options: Options, shared_fields: dict[str, Any])
     sizes |= {key: shared_fields[key] for key in sizes if shared_fields[key] is not None}
     train_length = sizes["train_length"]
     if task is None:
-        test_lengths = _parse_test_lengths(options.test_lengths, train_length, TEST_LENGTH_FACTORS)
-        test_window = _test_window(options, train_length, test_lengths)
-        tune_steps = _tune_steps(options, test_lengths, sizes["steps"])
+        test_lengths = parse_test_lengths(options.test_lengths, train_length, TEST_LENGTH_FACTORS)
+        test_window = width_of_test_window(options, train_length, test_lengths)
+        tune_steps = steps_of_tuning(options, test_lengths, sizes["steps"])
         task_fields = {"task": TEXT, "test_lengths": test_lengths, "test_window": test_window}
         task_fields |= {"tune_steps": tune_steps}
         task_fields |= {"micro_batch": _micro_batch(options, sizes["batch"])}
@@ -393,7 +396,7 @@ def _plan_trial(task_name: str, options: Options, shared_fields: dict[str, Any])
         return TrialConfig(**shared_fields | sizes | task_fields)
     test_lengths = tuple(length for length in task.test_lengths if length >= train_length)
     if options.test_lengths is not None or train_length != task.train_length:
-        test_lengths = _parse_test_lengths(options.test_lengths, train_length, [1, 2, 4])
+        test_lengths = parse_test_lengths(options.test_lengths, train_length, [1, 2, 4])
     task.check_lengths(train_length, test_lengths)
     corpus = task.hash_sequences(train_length, test_lengths)
     task_fields = {"task": task_name, "test_lengths": test_lengths, "corpus": corpus}
@@ -415,82 +418,6 @@ def _micro_batch(options: Options, batch: int) -> int:
 
 _NO_READINGS: dict[str, Any] = {"test_window": 0, "tune_steps": 0, "num_windows": 0}
 """Fields of a trial on a task, which is read as trained only."""
-
-
-def _tune_steps(options: Options, lengths: Sequence[int], steps: int) -> int:
-    """Return the steps of the tuning before the reading "tuned"; 0 for no such reading.
-
-    By default it is the larger of MIN_TUNE_STEPS and TUNE_FRACTION of `steps`, or 0 where no test
-    length is above the training length, and for another objective than CAUSAL.
-
-    lengths: the training length, then the longer test lengths. steps: of the training.
-    Raises: ValueError if steps are asked for where the default is 0.
-    """
-    nothing_is_longer = len(lengths) == 1
-    if options.tune_steps is None:
-        if options.objective != CAUSAL or nothing_is_longer:
-            return 0
-        return max(MIN_TUNE_STEPS, round(TUNE_FRACTION * steps))
-    if options.tune_steps and options.objective != CAUSAL:
-        raise ValueError(
-            f"--tune-steps: extend tunes decoders, and --objective {options.objective} trains "
-            "none. Leave it out, or give 0."
-        )
-    if options.tune_steps and nothing_is_longer:
-        raise ValueError(
-            f"--tune-steps {options.tune_steps} would tune at the training length itself. Give "
-            "longer --test-lengths, or --tune-steps 0."
-        )
-    return options.tune_steps
-
-
-def _test_window(options: Options, train_length: int, lengths: Sequence[int]) -> int:
-    """Return the width of attention in the reading "window", by default the training length; 0 for
-    no such reading, as where attention has no order or nothing is longer than in training.
-
-    Raises: ValueError for a window that hides nothing, or of an objective that has none.
-    """
-    if options.test_window is None:
-        is_shorter = options.objective == CAUSAL and train_length < max(lengths)
-        return train_length if is_shorter else 0
-    if options.test_window and options.objective != CAUSAL:
-        raise ValueError(
-            f"--test-window: --objective {options.objective} reads whole windows from both sides; "
-            "a window of past bytes is for --objective causal. Leave it out."
-        )
-    is_on_bytes = options.tokenizer is None and options.tokens is None
-    if options.test_window >= max(lengths):
-        raise ValueError(
-            f"--test-window {options.test_window} hides nothing in tests of up to "
-            f"{max(lengths)} {'bytes' if is_on_bytes else 'tokens'}. Give a smaller window, or "
-            "longer --test-lengths."
-        )
-    return options.test_window
-
-
-def _parse_test_lengths(
-    option: str | None, train_length: int, factors: Sequence[int]
-) -> tuple[int, ...]:
-    """Return the test lengths that --test-lengths names, with the training length, in order;
-    without the option that length times each factor.
-
-    Raises: ValueError for an option that is no list of whole numbers, or lengths below
-    `train_length`.
-    """
-    if option is None:
-        return tuple(train_length * factor for factor in factors)
-    try:
-        lengths = {int(part) for part in option.split(",")}
-    except ValueError:
-        raise ValueError(
-            f"--test-lengths must be whole numbers separated by commas, got {option!r}."
-        ) from None
-    if min(lengths) < train_length:
-        raise ValueError(
-            f"--test-lengths: {min(lengths)} is below --train-length {train_length}. "
-            "Test at the training length and beyond."
-        )
-    return tuple(sorted(lengths | {train_length}))
 
 
 def _check_no_task(objective: Objective, sequence_tasks: Sequence[str]) -> None:
