@@ -30,6 +30,7 @@ def run(
     *,
     text: str | Path | Sequence[str | Path] | None = None,
     task: str | Sequence[str] | None = None,
+    train_lengths: Sequence[int] | None = None,
     test_lengths: Sequence[int] | None = None,
     out: str | Path | None = None,
     figures: str | Path | None = None,
@@ -46,6 +47,8 @@ def run(
         text: files, folders or globs to train and test on, read as bytes; None for the source of
             Python's standard library.
         task: "text" or tasks of docs/compare.md, one or several; None for text.
+        train_lengths: lengths of training windows, in bytes, of which each step draws one; None for
+            one, the training length, which otherwise is the longest.
         test_lengths: lengths of test windows, in bytes; None for 1, 2, 4 and 8 times the training
             length, which is always included.
         out: folder for report.html, results.csv, study.json and the trials; None for a folder below
@@ -78,12 +81,12 @@ def run(
 
     texts = [text] if isinstance(text, str | Path) else text
     tasks = [task] if isinstance(task, str) else task
-    lengths = _list_of_texts("test_lengths", test_lengths, Integral, "whole numbers")
     chosen_options = Options(
         _list_of_texts("encodings", encodings, str, "names"),
         _list_of_texts("text", texts, str | Path, "paths"),
         task=_list_of_texts("task", tasks, str, "names"),
-        test_lengths=None if lengths is None else ",".join(lengths),
+        train_lengths=_joined_lengths("train_lengths", train_lengths),
+        test_lengths=_joined_lengths("test_lengths", test_lengths),
         out=Path(out) if isinstance(out, str) else out,
         figures=Path(figures) if isinstance(figures, str) else figures,
         **options,
@@ -204,6 +207,13 @@ def _folder_with_weights(folder: Path, trial: TrialConfig, result: TrialResult) 
             return home
     places = " nor ".join(map(str, homes))
     raise ValueError(f"{WEIGHTS_FILE} is not in {places}. Run the comparison again.")
+
+
+def _joined_lengths(name: str, lengths: Any) -> str | None:
+    """Return the lengths of the argument `name` as the command line has them, "32,64"; None for
+    None. Raises: ValueError if they are no list of whole numbers."""
+    texts = _list_of_texts(name, lengths, Integral, "whole numbers")
+    return None if texts is None else ",".join(texts)
 
 
 def _list_of_texts(name: str, value: Any, item_type: Any, items_in_words: str) -> list[str] | None:

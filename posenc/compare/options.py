@@ -132,6 +132,16 @@ class Options:
             panel="Data",
         ),
     ] = None
+    train_lengths: Annotated[
+        str | None,
+        option(
+            "Lengths of training windows of text, separated by commas, such as 32,64,128: each "
+            "step draws one by the seed, and has as many bytes or tokens as --batch of the "
+            "longest, which is the training length.",
+            shown="one, --train-length",
+            panel="Data",
+        ),
+    ] = None
     test_lengths: Annotated[
         str | None,
         option(

@@ -11,15 +11,12 @@ A trial trains once and is read in several ways; posenc.compare.rows makes a row
         .windows, .near_windows     both in each window, for intervals over the text
     Row.seconds, .steps_per_second, .parameters, .settings, .curve
 
-A result of a recipe below 7, such as the published ones, has no `far` and no `readings`: its rows
-are "trained" only, and `Row.far_by_length` is {}. A length that an encoding cannot run has None,
-and `cannot` says why.
+A result of a recipe below 7 has no `far` and no `readings`: its rows are "trained" only, and
+`Row.far_by_length` is {}. A length that an encoding cannot run has None; `cannot` says why.
 
 {"sha256": "9c...",                             of everything below; every record on disk has it
- "format": "posenc study 2",
- "command": "posenc compare rope learned --steps 500",
- "started": "2026-01-31T12:00:00+00:00",
- "versions": {"posenc": "0.1.0", "torch": "2.13.0", "python": "3.11.9"},
+ "format": "posenc study 2", "command": "posenc compare rope learned --steps 500",
+ "started": "2026-01-31T12:00:00+00:00", "versions": {"posenc": "0.1.0", "torch": "2.13.0", ...},
  "hardware": {"processor": "...", "cores": "2", "precision": "float32", "workers": "2"},
  "corpus": {"name": "Python 3.11.9 standard library", "hash": "0f...", "num_files": 700, ...},
  "trials": [<TrialConfig>, ...],                 every trial that was planned
@@ -36,9 +33,8 @@ and `cannot` says why.
     "readings": [{"name": "window", "by_length": [...], "far": [...], "cannot": null}, ...],
     "timing": {"tokens_per_second": 12000.0, "train_seconds": 160.0, "test_seconds": 9.0}},
    {"config": {...}, "reason": "loss became nan at step 40", ...}],   one that failed
- "summary": [{"encoding": "rope", "parameters": 853000, "num_seeds": 2,
-              "by_length": [{"length": 128, "mean": 2.19, "spread": 0.01, "cannot": null}],
-              "reach": 128, "tokens_per_second": 12000.0}],
+ "summary": [{"encoding": "rope", "parameters": 853000, "num_seeds": 2, "reach": 128,
+              "by_length": [{"length": 128, "mean": 2.19, "spread": 0.01}], ...}],
  "recommendation": "Use rope: ...", "limits": "Two seeds, ..."}
 """
 
@@ -53,7 +49,13 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from posenc.compare.scores import CaseScore, FarScore, LengthScore, PositionScore, Reading
 from posenc.compare.sources import CorpusInfo, GivenTable
-from posenc.compare.trial.config import ENCODING_LR, MAX_ENTRIES, TrialConfig, check_encoding_name
+from posenc.compare.trial.config import (
+    ENCODING_LR,
+    MAX_ENTRIES,
+    RecordOfTrials,
+    TrialConfig,
+    check_encoding_name,
+)
 from posenc.files.sealed_json import (
     MAX_LETTERS,
     Record,
@@ -108,7 +110,7 @@ class Timing(Record):
 
 
 @dataclass(frozen=True)
-class TrialResult(Record):
+class TrialResult(RecordOfTrials):
     """The result of one trial; `reason` is why it failed, or None.
 
     by_length: losses over non-overlapping windows of each test length.
@@ -372,7 +374,7 @@ def kept_by_study(
 
 
 @dataclass(frozen=True)
-class Study(Record):
+class Study(RecordOfTrials):
     """A whole comparison, finished or not.
 
     labels: the user's names of encodings by the text in their trials; the summary, the

@@ -156,9 +156,13 @@ def test_weights_of_the_same_folder_are_tested_again(text):
 CONSTANT_RATE = {"schedule": "constant", "warmup": 3, "checkpoint_steps": 5}
 
 
-def test_more_steps_at_a_constant_rate_go_on_to_the_bits_of_a_longer_run(text, capsys):
+@pytest.mark.parametrize(
+    "lengths", [None, pytest.param("4,8,16", marks=pytest.mark.slow)], ids=["one", "several"]
+)
+def test_more_steps_at_a_constant_rate_go_on_to_the_bits_of_a_longer_run(text, capsys, lengths):
     def result(out, steps):
         options = SMALL | CONSTANT_RATE | {"steps": steps, "out": Path(out)}
+        options["train_lengths"] = lengths
         return run_study(Options(["t5"], text=text, **options)).results[0]
 
     whole = result("whole", 40)

@@ -45,6 +45,9 @@ def facts_of(study: Study, folder: Path | None = None) -> dict[str, Any]:
             "failed": {result.config.folder: result.reason for result in study.failed},
         },
     }
+    for trial in study.trials:
+        if trial.train_lengths:  # the same for all trials on text
+            content["trials"]["train_lengths"] = list(trial.train_lengths)
     if study.table is not None:
         content["table"] = study.table
     for name, file in (("report", "report.html"), ("study", "study.json")):
@@ -196,7 +199,8 @@ def _settings_of(config: TrialConfig) -> dict[str, Any]:
     """Return the fields of a trial's config as cells, "" for what is unknown."""
     settings = dataclasses.asdict(config)
     settings["architecture"] = str(config.architecture)
-    settings["test_lengths"] = " ".join(map(str, config.test_lengths))
+    for name in ("test_lengths", "train_lengths"):
+        settings[name] = " ".join(map(str, getattr(config, name)))
     if config.is_of_table:
         settings |= {name: "" for name in settings if name not in _SETTINGS_OF_TABLES}
         settings["steps"] = config.steps or ""

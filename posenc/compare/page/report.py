@@ -21,6 +21,7 @@ from posenc.compare.page.settings import (
     facts_to_repeat,
     paper_links,
     specs_table,
+    train_lengths_in_words,
     tuning_sections,
 )
 from posenc.compare.page.tables import (
@@ -96,8 +97,8 @@ def _subtitle(study: Study) -> str:
         config = study.of_task(TEXT).trials[0]
         longest_length = max(config.test_lengths)
         parts.append(
-            f"Trained on {config.train_length:,} {config.length_unit} at a time, tested up to "
-            f"{longest_length:,}. Text: {study.corpus.name}."
+            f"Trained on {train_lengths_in_words(config)} {config.length_unit} at a time, "
+            f"tested up to {longest_length:,}. Text: {study.corpus.name}."
         )
         if note := objective_of(config).scoring_note:
             parts.append(units_of(study).write(note))

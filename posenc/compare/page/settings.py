@@ -16,7 +16,16 @@ from posenc.compare.results import (
 from posenc.compare.rows import plain_name
 from posenc.compare.trial.config import COSINE, WARMUP, TrialConfig
 from posenc.compare.trial.run_trial import window_of_rotated_layers
-from posenc.report.report import Block, Heading, Links, Number, Section, Table, Value
+from posenc.report.report import (
+    Block,
+    Heading,
+    Links,
+    Number,
+    Section,
+    Table,
+    Value,
+    join_names,
+)
 from posenc.tasks.registry import TASKS, TEXT
 
 _PAPER_PATTERN = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
@@ -294,6 +303,23 @@ def _model_fact(config: TrialConfig) -> str:
     )
 
 
+def train_lengths_in_words(trial: TrialConfig) -> str:
+    """Return the lengths of training windows: "128", or "32, 64 and 128"."""
+    return join_names(f"{length:,}" for length in trial.lengths_of_steps)
+
+
+def _size_of_step(trial: TrialConfig, unit: str) -> str:
+    """Return what a step trains on: `32 × 128 bytes`, or of several lengths `4,096 bytes in windows
+    of 32, 64 or 128, drawn for each step`."""
+    if not trial.train_lengths:
+        return f"{trial.batch} × {trial.train_length:,} {unit}"
+    *shorter, longest = (f"{length:,}" for length in trial.train_lengths)
+    return (
+        f"{trial.batch * trial.train_length:,} {unit} in windows of {', '.join(shorter)} or "
+        f"{longest}, drawn for each step"
+    )
+
+
 def _schedule_note(trial: TrialConfig) -> str:
     """Return the warm-up and schedule of a trial, with a comma before; "" for the usual ones."""
     if (trial.warmup, trial.schedule) == (WARMUP, COSINE) or trial.is_of_table:
@@ -318,6 +344,6 @@ def _training_fact(trial: TrialConfig, study: Study) -> tuple[str, str]:
     notes += _schedule_note(trial)
     notes += ", compiled" if trial.compile else ""
     return fact_name, (
-        f"{trial.steps:,} steps of {trial.batch} × {trial.train_length:,} {unit}, {rate_text}, "
-        f"{tables_text}, {trial.precision} on {trial.device}{notes}"
+        f"{trial.steps:,} steps of {_size_of_step(trial, unit)}, {rate_text}, {tables_text}, "
+        f"{trial.precision} on {trial.device}{notes}"
     )

@@ -21,6 +21,7 @@ from posenc.compare.judging.summary import REACH_TOLERANCE, falls_since_half
 from posenc.compare.judging.units import Units, units_of
 from posenc.compare.page import figures
 from posenc.compare.page.how_to_read import how_to_read_rows
+from posenc.compare.page.settings import train_lengths_in_words
 from posenc.compare.results import CaseSummary, Study, TaskSummary
 from posenc.compare.rows import EqualTime, Row, at_equal_time, rows_by_name, rows_of
 from posenc.compare.scores import FarScore
@@ -298,7 +299,7 @@ def _row_blocks(study: Study, rows: Sequence[Row]) -> Iterator[Block]:
     if equal_time is not None:
         measured_at = (
             f"with {trial.precision} on the {trial.device} of this run at "
-            f"{trial.train_length:,} {units.length}"
+            f"{train_lengths_in_words(trial)} {units.length}"
         )
         caption += (
             f" Costs are multiples of {equal_time.cheapest}'s training time, {measured_at}; "

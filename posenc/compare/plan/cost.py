@@ -186,8 +186,9 @@ def _bytes_of_process() -> int:
 def _most_bytes_of_phases(trial: TrialConfig, model: nn.Module) -> int:
     """Return the memory of the largest phase of a trial, whose model is on the meta device."""
     weights = bytes_of_weights(model)
-    rows_of_step = trial.micro_batch or trial.batch
-    step = _activations_of_step(trial, model, rows_of_step)
+    step = max(
+        _activations_of_step(trial.at_length(length), model) for length in trial.lengths_of_steps
+    )
     validation = _activations_of_reading(trial, model, validation_rows(trial), trial.train_length)
     phases = [4 * weights + step, 4 * weights + validation]
     longest_length = max(trial.test_lengths)
@@ -196,16 +197,18 @@ def _most_bytes_of_phases(trial: TrialConfig, model: nn.Module) -> int:
         phases.append(2 * weights + _activations_of_reading(trial, model, rows, length))
     if trial.tune_steps and can_be_tuned(model):
         bytes_of_logits = 4 * vocabulary_size(trial)
-        tokens_of_step = rows_of_step * trial.train_length
+        tokens_of_step = (trial.micro_batch or trial.batch) * trial.train_length
         layers = step / tokens_of_step - LOGITS_OF_STEP * bytes_of_logits
         kept = CHANNELS_OF_TUNING * max(0.0, layers) + LOGITS_OF_TUNING * bytes_of_logits
         phases.append(7 * weights + round(TUNE_BATCH * longest_length * kept))
     return max(phases)
 
 
-def _activations_of_step(trial: TrialConfig, model: nn.Module, rows: int) -> int:
-    """Return the most bytes that a training step takes in addition to its gradients."""
+def _activations_of_step(trial: TrialConfig, model: nn.Module) -> int:
+    """Return the most bytes that a training step takes in addition to its gradients, of a trial
+    whose windows have one length."""
     objective = objective_of(trial)
+    rows = trial.micro_batch or trial.batch
     model.train()
     with SimulatedMemory(model) as memory:
         # The second piece of a step finds the gradients of the first.

@@ -63,6 +63,7 @@ CHOICES_FILE = Path(__file__).with_name("choices_standard_budget.json")
 """Choices of this search for the default recipe, written by experiments/equal_tuning.py."""
 RECIPE_FIELDS = (
     "train_length",
+    "train_lengths",
     "steps",
     "batch",
     "width",

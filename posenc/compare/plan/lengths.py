@@ -1,10 +1,96 @@
 """Lengths of training and test windows, and the readings at the longest of them, from options."""
 
+import itertools
 from collections.abc import Sequence
 
 from posenc.compare.defaults import MIN_TUNE_STEPS, TUNE_FRACTION
 from posenc.compare.options import Options
-from posenc.compare.trial.config import CAUSAL
+from posenc.compare.trial.config import (
+    CAUSAL,
+    MIN_TRAIN_LENGTH,
+    TrialConfig,
+    undivided_length,
+)
+
+MAX_COMPILED_SHAPES = 8
+"""Shapes of windows for which torch compiles one model. Those of more it would not compile, and say
+so on its log only."""
+
+
+def parse_train_lengths(options: Options, batch: int) -> tuple[int, ...]:
+    """Return the lengths of training windows that --train-lengths names, ascending; () without it.
+
+    batch: windows of a step, of the longest length.
+    Raises: ValueError for an option that is no list of several whole numbers, and for lengths that
+    do not divide the tokens of a step, or of which the longest is not --train-length.
+    """
+    option = options.train_lengths
+    if option is None:
+        return ()
+    lengths = sorted(_whole_numbers("--train-lengths", option))
+    if len(lengths) == 1:
+        raise ValueError(
+            f"--train-lengths names one length only, {option}. Name several, such as 32,64,128, or "
+            f"give --train-length {option}."
+        )
+    for shorter, longer in itertools.pairwise(lengths):
+        if shorter == longer:
+            raise ValueError(
+                f"--train-lengths names {longer} twice, and each is drawn as often as the others. "
+                "Name each once."
+            )
+    shortest = lengths[0]
+    longest = lengths[-1]
+    if shortest < MIN_TRAIN_LENGTH:
+        raise ValueError(
+            f"--train-lengths: windows must have a length of {MIN_TRAIN_LENGTH} or more, got "
+            f"{shortest}."
+        )
+    if options.train_length not in (None, longest):
+        raise ValueError(
+            f"--train-lengths: {longest} is the longest, and losses are judged at --train-length "
+            f"{options.train_length}. Leave --train-length out, or let the longest be the same."
+        )
+    num_tokens = batch * longest
+    undivided = undivided_length(lengths, num_tokens)
+    if undivided is not None:
+        raise ValueError(
+            f"--train-lengths: windows of {undivided} do not fill a step of {num_tokens:,} exactly "
+            f"({batch} times {longest}). Give lengths that divide it, or another --batch."
+        )
+    return tuple(lengths)
+
+
+def check_shapes_to_compile(trial: TrialConfig) -> None:
+    """Raise ValueError for a trial with --compile whose windows have more shapes than are compiled:
+    with documents, or a last piece of a step that is smaller, a length has two."""
+    if not trial.compile or not trial.train_lengths:
+        return
+    num_shapes = 0
+    for length in trial.train_lengths:
+        at_length = trial.at_length(length)
+        has_smaller_piece = (
+            at_length.micro_batch > 0 and at_length.batch % at_length.micro_batch > 0
+        )
+        num_shapes += 2 if has_smaller_piece else 1
+    has_documents = trial.document_end is not None
+    num_shapes *= 2 if has_documents else 1
+    if num_shapes > MAX_COMPILED_SHAPES:
+        raise ValueError(
+            f"--compile: {len(trial.train_lengths)} --train-lengths are {num_shapes} shapes of "
+            f"windows here, and at most {MAX_COMPILED_SHAPES} are compiled. Give fewer lengths, or "
+            "leave out --compile."
+        )
+
+
+def _whole_numbers(option_name: str, option: str) -> list[int]:
+    """Return the whole numbers of an option that are separated by commas. Raises: ValueError."""
+    try:
+        return [int(part) for part in option.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"{option_name} must be whole numbers separated by commas, got {option!r}."
+        ) from None
 
 
 def parse_test_lengths(
@@ -18,12 +104,7 @@ def parse_test_lengths(
     """
     if option is None:
         return tuple(train_length * factor for factor in factors)
-    try:
-        lengths = {int(part) for part in option.split(",")}
-    except ValueError:
-        raise ValueError(
-            f"--test-lengths must be whole numbers separated by commas, got {option!r}."
-        ) from None
+    lengths = set(_whole_numbers("--test-lengths", option))
     if min(lengths) < train_length:
         raise ValueError(
             f"--test-lengths: {min(lengths)} is below --train-length {train_length}. "

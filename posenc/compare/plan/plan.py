@@ -37,7 +37,9 @@ from posenc.compare.plan.equal_tuning import (
 )
 from posenc.compare.plan.learning_rate_search import check_rates, check_warmup, rate_trials
 from posenc.compare.plan.lengths import (
+    check_shapes_to_compile,
     parse_test_lengths,
+    parse_train_lengths,
     steps_of_tuning,
     width_of_test_window,
 )
@@ -281,6 +283,8 @@ def _check_options_of_tasks(options: Options, task_names: Sequence[str]) -> None
     length_option = ""
     if options.train_length is not None:
         length_option = "--train-length"
+    elif options.train_lengths is not None:
+        length_option = "--train-lengths"
     elif options.test_lengths is not None:
         length_option = "--test-lengths"
     if length_option and len(task_names) > 1:
@@ -299,6 +303,11 @@ def _check_options_of_tasks(options: Options, task_names: Sequence[str]) -> None
         raise ValueError(
             "--compile is for text: batches of tasks differ in length, and each length would be "
             "compiled. Leave it out, or compare on text only."
+        )
+    if options.train_lengths is not None and task_names != [TEXT]:
+        raise ValueError(
+            f"--train-lengths is for text: the task {task_names[0]} chooses the lengths of its "
+            "sequences, up to --train-length. Leave it out."
         )
     for name in ("text", "tokenizer", "tokens", "document_end", "micro_batch"):
         if TEXT not in task_names and getattr(options, name) is not None:
@@ -324,7 +333,8 @@ def _shared_fields(options: Options, encoding: str) -> dict[str, Any]:
     layers = layers_of_config(options)
     device, precision = _device_and_precision(options)
     common_names = {f.name for f in fields(TrialConfig)} & {f.name for f in fields(Options)}
-    common_names -= {"tokenizer", "document_end", "micro_batch"}  # of a text; see `_plan_trial`
+    # Those of a text alone, see `_plan_trial`.
+    common_names -= {"tokenizer", "document_end", "micro_batch", "train_lengths"}
     return {name: getattr(options, name) for name in common_names} | {
         # A float, so that 3 and 3.0 give a trial the same hash.
         **{name: float(getattr(options, name)) for name in ("lr", "encoding_lr", "warmup")},
@@ -383,17 +393,23 @@ def _plan_trial(task_name: str, options: Options, shared_fields: dict[str, Any])
     if task is not None:
         sizes = {key: getattr(task, key) for key in sizes}
     sizes |= {key: shared_fields[key] for key in sizes if shared_fields[key] is not None}
-    train_length = sizes["train_length"]
     if task is None:
+        train_lengths = parse_train_lengths(options, sizes["batch"])
+        if train_lengths:
+            sizes["train_length"] = max(train_lengths)
+        train_length = sizes["train_length"]
         test_lengths = parse_test_lengths(options.test_lengths, train_length, TEST_LENGTH_FACTORS)
         test_window = width_of_test_window(options, train_length, test_lengths)
         tune_steps = steps_of_tuning(options, test_lengths, sizes["steps"])
         task_fields = {"task": TEXT, "test_lengths": test_lengths, "test_window": test_window}
-        task_fields |= {"tune_steps": tune_steps}
+        task_fields |= {"tune_steps": tune_steps, "train_lengths": train_lengths}
         task_fields |= {"micro_batch": _micro_batch(options, sizes["batch"])}
         settings = token_settings(options)
         task_fields |= {} if settings is None else settings.trial_fields
-        return TrialConfig(**shared_fields | sizes | task_fields)
+        trial = TrialConfig(**shared_fields | sizes | task_fields)
+        check_shapes_to_compile(trial)
+        return trial
+    train_length = sizes["train_length"]
     test_lengths = tuple(length for length in task.test_lengths if length >= train_length)
     if options.test_lengths is not None or train_length != task.train_length:
         test_lengths = parse_test_lengths(options.test_lengths, train_length, [1, 2, 4])

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, TypedDict
 
 from posenc.compare.defaults import TUNE_BATCH
@@ -41,7 +41,8 @@ MIN_STEPS_TO_MEASURE = 500
 """Steps of all trials together below which nothing is measured; measuring one encoding takes about
 5 s."""
 TIMEOUT_SECONDS = 120
-"""Seconds after which the measurement of an encoding is given up: chosen, not derived."""
+"""Seconds for each training length after which the measurement of an encoding is given up: chosen,
+not derived."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,8 @@ def _measure_in_process(
         ) as measuring_process,
     ):
         assert measuring_process.stdout is not None
-        timer = threading.Timer(TIMEOUT_SECONDS * len(trials), measuring_process.kill)
+        num_lengths = sum(len(trial.lengths_of_steps) for trial in trials)
+        timer = threading.Timer(TIMEOUT_SECONDS * num_lengths, measuring_process.kill)
         timer.daemon = True
         timer.start()
         answer_text = measuring_process.stdout.read()
@@ -288,13 +290,22 @@ class _TimedModel:
         self.test_seconds = 0.0
 
     def take_step(self) -> float:
-        """Take a training step, and return its seconds."""
+        """Take a training step with windows of each length, and return their mean seconds: a
+        training has equally many of them."""
+        trials_of_one_length = [
+            self.trial.at_length(length) for length in self.trial.lengths_of_steps
+        ]
+        return fmean(map(self._take_step_of, trials_of_one_length))
+
+    def _take_step_of(self, trial: "TrialConfig") -> float:
+        """Take a training step of a trial that differs from the model's in the length of its
+        windows only, and return its seconds."""
         from posenc.compare.trial import train
 
         self.model.train()
         began = _time_after_device(self.trial)
         train.take_step(
-            self.compiled_model, self.optimizer, self.trial, self.symbols, self.num_steps_taken
+            self.compiled_model, self.optimizer, trial, self.symbols, self.num_steps_taken
         )
         self.num_steps_taken += 1
         return _time_after_device(self.trial) - began

@@ -5,13 +5,21 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from posenc.command_line.options import require_choice
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import read_file_text
-from posenc.files.sealed_json import check_count, check_rising, check_text_length
+from posenc.files.sealed_json import (
+    Record,
+    check_count,
+    check_rising,
+    check_text_length,
+    seal,
+)
 from posenc.tasks.registry import TEXT, find_task
 
 RECIPE = 7
@@ -42,15 +50,19 @@ SCHEDULES = (COSINE, "linear", CONSTANT, "wsd")
 _NEWER_FIELDS = (
     *("compile", "encoding_lr", "num_windows", "test_window", "tune_steps"),
     *("tokenizer", "vocabulary", "document_end", "micro_batch", "recompute"),
-    *("architecture", "warmup", "schedule"),
+    *("architecture", "warmup", "schedule", "train_lengths"),
 )
 """Fields that older trials lack; their defaults are what these trials did."""
+_WRITTEN_IF_SET = ("train_lengths",)
+"""Those of them that files have only of trials that set them: the files of others stay the same."""
 CAUSAL = "causal"
 """The objective of a decoder: predict the next byte, or token."""
 MASKED = "masked"
 SEQ2SEQ = "seq2seq"
 OBJECTIVE_NAMES = (CAUSAL, MASKED, SEQ2SEQ)
 """The names of all objectives, see `posenc.compare.trial.objectives`."""
+MIN_TRAIN_LENGTH = 2
+"""The shortest training window: a window of one symbol has no context."""
 SEPARATE = "separate"
 """The default of --projections: queries, keys and values each have their own matrix."""
 MAX_ENTRIES = 1000
@@ -113,11 +125,11 @@ class TrialConfig:
         encoding: argument for `posenc.create`: a name, or a text in the grammar of encodings.
         seed: draws the initial weights and the batches; shared by all encodings.
         corpus: hash of the text, or of sequences that the task makes.
-        train_length: training window, in bytes or tokens; for a task, the longest sequence in
-            training, in the task's unit.
+        train_length: training window, in bytes or tokens; of several the longest; for a task, the
+            longest sequence in training, in the task's unit.
         test_lengths: lengths of the evaluation in the same unit, ascending, train_length first.
         steps: optimizer steps.
-        batch: windows per step.
+        batch: windows per step; of shorter windows there are more, see `at_length`.
         width, layers, heads, kv_heads: sizes of the decoder.
         lr: peak learning rate of the model's weights.
         device: "cpu" or "cuda".
@@ -147,6 +159,8 @@ class TrialConfig:
         warmup: steps over which the learning rate rises; below 1, a part of `steps`.
         schedule: what the learning rate does then, one of SCHEDULES, see
             `train.learning_rate`.
+        train_lengths: lengths of training windows, of which each step draws one, ascending, with
+            train_length last; () if all have train_length.
     """
 
     encoding: str
@@ -183,6 +197,7 @@ class TrialConfig:
     architecture: Architecture = Architecture()
     warmup: float = WARMUP
     schedule: str = COSINE
+    train_lengths: tuple[int, ...] = ()
 
     def check(self) -> None:
         """Raise ValueError for a trial that no plan makes; called after reading a file."""
@@ -194,6 +209,7 @@ class TrialConfig:
         if self.test_lengths[:1] != (self.train_length,):
             raise ValueError("test_lengths must begin with train_length.")
         check_count("test_lengths", self.test_lengths[-1], 1)
+        self._check_train_lengths()
         for name in ("num_windows", "test_window", "tune_steps", "vocabulary", "micro_batch"):
             check_count(name, getattr(self, name))
         if (self.document_end is None) != (not self.vocabulary):
@@ -213,6 +229,19 @@ class TrialConfig:
         if self.task != TEXT:
             find_task(self.task, accept_retired=True)
         require_choice("A trial's objective", self.objective, OBJECTIVE_NAMES)
+
+    def _check_train_lengths(self) -> None:
+        """Raise ValueError for lengths of training windows that no plan makes."""
+        if not self.train_lengths:
+            return
+        check_rising("train_lengths", self.train_lengths, MAX_ENTRIES)
+        check_count("train_lengths", self.train_lengths[0], MIN_TRAIN_LENGTH)
+        if len(self.train_lengths) < 2 or self.train_lengths[-1] != self.train_length:
+            raise ValueError("train_lengths must be two or more, train_length last.")
+        if undivided_length(self.train_lengths, self.batch * self.train_length) is not None:
+            raise ValueError("each of train_lengths must divide the tokens of a step.")
+        if not self.is_on_text:
+            raise ValueError("train_lengths are of a text, and this is a task.")
 
     @property
     def hash(self) -> str:
@@ -243,6 +272,27 @@ class TrialConfig:
         is_share = self.warmup < 1
         steps = math.floor(self.warmup * self.steps) if is_share else int(self.warmup)
         return max(1, steps)
+
+    @property
+    def lengths_of_steps(self) -> tuple[int, ...]:
+        """Return the lengths of training windows that steps have, ascending."""
+        return self.train_lengths or (self.train_length,)
+
+    def at_length(self, length: int) -> "TrialConfig":
+        """Return the trial as if each step had windows of `length`, one of `lengths_of_steps`: as
+        many tokens in a step, and at most as many in memory at a time.
+
+            32 × 128 tokens, 4 × 128 at a time  ->  at 32:  128 × 32 tokens, 16 × 32 at a time
+        """
+        if length == self.train_length and not self.train_lengths:
+            return self
+        return replace(
+            self,
+            train_length=length,
+            train_lengths=(),
+            batch=self.batch * self.train_length // length,
+            micro_batch=self.micro_batch * self.train_length // length,
+        )
 
     @property
     def saves_memory(self) -> bool:
@@ -277,6 +327,42 @@ class TrialConfig:
         return f"{self.name}-{self.hash}"
 
 
+class RecordOfTrials(Record):
+    """A record that has trials, or records of trials, among its fields: of these it writes the
+    fields of _WRITTEN_IF_SET only where they are set."""
+
+    def to_json(self) -> str:
+        """Return the record as JSON text with its hash."""
+        return seal(_fields_to_write(self))
+
+
+def _fields_to_write(record: Any) -> dict[str, Any]:
+    """Return the fields of a trial, or of a record of trials, that its JSON has, by name."""
+    values = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
+    for name, value in values.items():
+        if _is_of_trials(value):
+            values[name] = _fields_to_write(value)
+        elif isinstance(value, tuple) and all(map(_is_of_trials, value)):
+            values[name] = [_fields_to_write(item) for item in value]
+    return _without_unset_fields(values)
+
+
+def _is_of_trials(value: Any) -> bool:
+    """Return True for a trial, and for a record of trials."""
+    return isinstance(value, TrialConfig | RecordOfTrials)
+
+
+def _without_unset_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a trial without those of _WRITTEN_IF_SET that are not set."""
+    return {name: value for name, value in values.items() if value or name not in _WRITTEN_IF_SET}
+
+
+def undivided_length(lengths: Sequence[int], num_tokens: int) -> int | None:
+    """Return the first of these lengths of windows that does not divide the tokens of a step; None
+    if all do."""
+    return next((length for length in lengths if num_tokens % length), None)
+
+
 def check_encoding_name(name: str) -> None:
     """Raise ValueError for a name of an encoding that no table or chart can show."""
     check_text_length("the name of an encoding", name, MAX_ENTRIES)
@@ -301,13 +387,15 @@ def describe_trial(trial: TrialConfig) -> str:
 
 def write_trial(folder: Path, config: TrialConfig) -> None:
     """Write config.json into the trial's folder, for its worker."""
-    write_atomically(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=1))
+    fields = _without_unset_fields(dataclasses.asdict(config))
+    write_atomically(folder / "config.json", json.dumps(fields, indent=1))
 
 
 def read_trial(folder: Path) -> TrialConfig:
     """Read a trial from its folder. Raises ValueError if the folder has another trial's name."""
     fields = json.loads(read_file_text(folder / "config.json"))
-    fields["test_lengths"] = tuple(fields["test_lengths"])
+    for name in ("test_lengths", "train_lengths"):
+        fields[name] = tuple(fields.get(name, ()))
     layers = fields.get("architecture", {})
     if layers.get("layer_windows") is not None:
         layers["layer_windows"] = tuple(layers["layer_windows"])

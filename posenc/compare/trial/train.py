@@ -26,7 +26,7 @@ from posenc.compare.trial.task_of_trial import (
     task_of,
     vocabulary_size,
 )
-from posenc.compare.trial.windows import training_windows, validation_windows
+from posenc.compare.trial.windows import config_of_step, training_windows, validation_windows
 from posenc.encodings import ModelShape, PositionEncoding, create
 from posenc.models.config import DecoderConfig, Projections
 
@@ -320,8 +320,10 @@ def take_step(
 def _add_up_gradients(
     model: nn.Module, config: TrialConfig, symbols: np.ndarray, step: int
 ) -> Tensor:
-    """Add the gradients of a step's loss to those of the model, `micro_batch` windows at a time.
-    Return the loss, see `loss_of_step`, on the device."""
+    """Add the gradients of a step's loss to those of the model, `micro_batch` windows at a time, or
+    as many shorter ones as have no more tokens. Return the loss, see `loss_of_step`, on the
+    device."""
+    config = config_of_step(config, step)
     objective = objective_of(config)
     rows = training_windows(symbols, config, step)
     windows = objective.training_targets(rows, config.seed, step)

@@ -86,9 +86,27 @@ def documents_of_tokens(tokens: Tensor, config: TrialConfig) -> Tensor | None:
     return is_end.cumsum(1) - is_end.long()
 
 
+def config_of_step(config: TrialConfig, step: int) -> TrialConfig:
+    """Return the trial as one of its steps is: with windows of the length that the step draws, each
+    as likely as the others. It depends only on the seed and the step, so that all encodings of a
+    seed have the same, and a training that goes on from a checkpoint, too. See
+    `TrialConfig.at_length`.
+
+    Source: windows of one length in a step and equally many tokens in all steps as in
+    arXiv:2405.13226.
+    """
+    if not config.train_lengths:
+        return config
+    # Jumped twice: the same key draws the start of windows, and jumped once the masked bytes.
+    generator = np.random.Generator(np.random.Philox(key=[config.seed, step]).jumped(2))
+    return config.at_length(config.train_lengths[generator.integers(len(config.train_lengths))])
+
+
 def training_windows(symbols: np.ndarray, config: TrialConfig, step: int) -> Tensor:
     """Return a training step's windows and the symbol after each, (batch, train_length + 1), drawn
-    from the training text. They depend only on the seed and the step."""
+    from the training text; of several training lengths see `config_of_step`. They depend only on
+    the seed and the step."""
+    config = config_of_step(config, step)
     generator = np.random.Generator(np.random.Philox(key=[config.seed, step]))
     starts = generator.integers(0, len(symbols) - config.train_length, size=config.batch)
     return windows_at(symbols, starts, config.train_length)

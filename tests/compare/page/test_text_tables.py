@@ -1,5 +1,7 @@
 """The table of rows, and the figures that draw them."""
 
+import csv
+import io
 import math
 from dataclasses import replace
 from statistics import fmean
@@ -8,11 +10,11 @@ import pytest
 
 from posenc.compare.judging.answer import conclude
 from posenc.compare.page.figures import curve_plots
-from posenc.compare.page.numbers import csv_text
+from posenc.compare.page.numbers import csv_text, facts_of
 from posenc.compare.page.report import report_of
 from posenc.compare.page.settings import facts_to_repeat, specs_table, tuning_sections
 from posenc.compare.page.tables import _sort_key, reading_sections
-from posenc.compare.results import FORMAT, Study, Timing, TrainingPoint, TrialResult
+from posenc.compare.results import FORMAT, CorpusInfo, Study, Timing, TrainingPoint, TrialResult
 from posenc.compare.rows import rows_of
 from posenc.compare.scores import FarScore, LengthScore, Reading
 from posenc.compare.trial.config import SCHEDULES
@@ -212,6 +214,28 @@ def test_the_page_names_the_rates_of_the_model_and_of_tables():
     assert rows["rope"].endswith("learning rate 0.002")
     facts = facts_to_repeat(study_of(learned, plain))
     assert "peak learning rate 0.002, tables of encodings 20 times it" in facts["training"]
+
+
+def test_several_training_lengths_are_named_wherever_one_is():
+    def with_lengths(result):
+        config = replace(result.config, train_lengths=(32, 64, 128))
+        return replace(result, config=config)
+
+    study = study_of(*map(with_lengths, STUDY.results))
+    sentence = "200 steps of 4,096 bytes in windows of 32, 64 or 128, drawn for each step, peak"
+    assert facts_to_repeat(study)["training"].startswith(sentence)
+    assert facts_to_repeat(STUDY)["training"].startswith("200 steps of 32 × 128 bytes, peak")
+    assert "at 32, 64 and 128 bytes; elsewhere" in table_of(study).caption
+    assert "at 128 bytes; elsewhere" in table_of(STUDY).caption
+    text = CorpusInfo("a text", "0" * 16, 1, 9000, 900, 900, "each 20th")
+    for of_text, words in ((study, "32, 64 and 128"), (STUDY, "128")):
+        of_text = conclude(replace(of_text, corpus=text))
+        assert report_of(of_text).subtitle.startswith(f"Trained on {words} bytes at a time, test")
+    assert facts_of(conclude(study))["trials"]["train_lengths"] == [32, 64, 128]
+    assert "train_lengths" not in facts_of(conclude(STUDY))["trials"]
+    for of_csv, cell in ((study, "32 64 128"), (STUDY, "")):
+        rows = csv.DictReader(io.StringIO(csv_text(of_csv)))
+        assert {row["train_lengths"] for row in rows} == {cell}
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,7 @@ print(status.partition("VmHWM:")[2].split()[0])
         {"width": 128, "layers": 8, "vocabulary": 501, "batch": 32},
         {"width": 128, "layers": 8, "vocabulary": 501, "batch": 32, "recompute": True},
         {"kv_heads": 1, "architecture": QWEN3_LAYERS, "micro_batch": 8},
+        {"encoding": "alibi", "train_lengths": (32, 64, 256), "train_length": 256, "steps": 4},
     ],
 )
 def test_memory_is_what_a_process_takes_within_a_fifth(tmp_path, changes):

@@ -137,6 +137,8 @@ def test_the_command_refuses_it_in_one_line_and_writes_nothing(dry, tmp_path, ca
         ({"test_lengths": 256}, "test_lengths must be a list of whole numbers, got 256"),
         ({"test_lengths": [256, True]}, "test_lengths must be a list of whole numbers"),
         ({"test_lengths": []}, r"test_lengths must be a list of whole numbers, got \[\]"),
+        ({"train_lengths": "32,64"}, "train_lengths must be a list of whole numbers, got '32,64'"),
+        ({"train_lengths": [8, 16]}, "--train-lengths is for text: the task copy chooses the len"),
         ({"encodings": "rope"}, "encodings must be a list of names, got 'rope'"),
         ({"text": []}, r"text must be a list of paths, got \[\]"),
         ({"text": 5}, "text must be a list of paths, got 5"),
