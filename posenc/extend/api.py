@@ -11,12 +11,9 @@ from posenc.arguments import explain_misfits
 from posenc.command_line.errors import RunFailed, Stopped
 from posenc.command_line.progress import Narrator
 from posenc.extend.extension import NotExported, extend
-from posenc.extend.memory import (
-    device_sizes,
-    plan_stages,
-    report_of_plan,
-    return_freed_memory,
-)
+from posenc.extend.memory.devices import device_sizes, report_of_plan
+from posenc.extend.memory.freed import return_freed_memory
+from posenc.extend.memory.stages import plan_stages
 from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.recommendation import Outcome
 from posenc.extend.refusals import check_before_loading, prepare_outputs
@@ -115,30 +112,38 @@ def run(
 def plan_and_show(
     folder: Path,
     to: int,
+    text_files: list[Path],
     cards: str | None,
     *,
     out: Path | None,
     method: str | None,
     options: Options,
     as_json: bool = False,
+    as_bytes: bool = False,
+    as_ids: bool = False,
 ) -> None:
-    """Print the memory that extending a checkpoint takes, without loading it. cards: GB of the
-    devices to plan for, see `device_sizes`.
+    """Print the memory that extending a checkpoint takes, without loading it. The arguments are
+    checked as `extend_and_show` does. cards: GB of the devices to plan for, see `device_sizes`.
 
     Raises: ValueError, after the report, with the numbers, if it does not fit; before it, for wrong
     input.
     """
     kind, sizes = device_sizes(options.device, cards)
     check_before_loading(folder, out, method, options)
+    if text_files:
+        read_documents(text_files)
     stages = plan_stages(
         folder,
         to,
         options,
+        method=method,
         is_exported=out is not None,
+        as_bytes=as_bytes,
+        as_ids=as_ids,
         device=kind,
         num_devices=len(sizes),
     )
-    report, problem = report_of_plan(stages, kind, sizes, to, options)
+    report, problem = report_of_plan(stages, kind, sizes, to, method, options)
     print_report(report, as_json)
     if problem is not None:
         raise ValueError(problem)

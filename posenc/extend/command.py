@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -126,7 +127,19 @@ def extend(
     if cards is not None and not plan:
         raise ValueError("--cards: nothing is planned without --plan.")
     if plan:
-        plan_and_show(model, to, cards, out=out, method=method, options=options, as_json=as_json)
+        _refuse_written_files({"--report": report, "--figures": figures})
+        plan_and_show(
+            model,
+            to,
+            text or [],
+            cards,
+            method=method,
+            out=out,
+            options=options,
+            as_json=as_json,
+            as_bytes=as_bytes,
+            as_ids=as_ids,
+        )
         return
     command = shlex.join(["posenc", *sys.argv[1:]])
     extend_and_show(
@@ -143,6 +156,15 @@ def extend(
         as_ids=as_ids,
         figures_folder=figures,
     )
+
+
+def _refuse_written_files(path_of_option: Mapping[str, Path | None]) -> None:
+    """Raise ValueError if a file to write is named beside --plan, by option."""
+    named_options = [option for option, path in path_of_option.items() if path is not None]
+    if named_options:
+        raise ValueError(
+            f"{', '.join(named_options)}: --plan prints a table and writes no file; leave it out."
+        )
 
 
 def _ask_server(

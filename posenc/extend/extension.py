@@ -46,6 +46,7 @@ from posenc.extend.variants import (
     measure_variant,
     measure_variant_by_vectors,
     needs_search,
+    only_rotation_changes,
     unchanged_variant,
     variant_builders,
 )
@@ -436,9 +437,7 @@ def _teacher(run: ExtensionRun, chosen_variant: Variant) -> Teacher | None:
     tune_config = run.options.tune
     if tune_config is None or not tune_config.distill or checkpoint.masked:
         return None
-    # DroPE and longer tables change more of the model than its rotary modules.
-    only_rotation_changes = bool(checkpoint.rope_settings) and chosen_variant.name != DROPE
-    if tune_config.lora_rank and only_rotation_changes:
+    if tune_config.lora_rank and only_rotation_changes(checkpoint, chosen_variant.name):
         return SameWeights(checkpoint.model)
     # On the CPU its weights are the folder's files, mapped: no memory holds them a second time.
     original = load_checkpoint(checkpoint.folder, allow_images=True, dtype=run.options.precision)

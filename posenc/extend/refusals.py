@@ -213,6 +213,8 @@ def check_after_loading(
     target_length: the new length in tokens. is_exported: True if the result is to be exported.
     can_read_words: True if there is a tokenizer, or the model reads bytes.
 
+    A model on the meta device has no values: what only they tell is not checked then.
+
     Raises: ValueError with the reason.
     """
     if (tasks_with_words := set(parse_task_names(options.task)) - {PASSKEY}) and not can_read_words:
@@ -226,7 +228,7 @@ def check_after_loading(
     if reason := _why_not_extendable(checkpoint):
         raise ValueError(f"{checkpoint.folder}: {reason}.")
     predicts_next = checkpoint.has_head and not checkpoint.masked
-    if predicts_next and _sees_later_tokens(checkpoint.model):
+    if predicts_next and _has_values(checkpoint) and _sees_later_tokens(checkpoint.model):
         raise ValueError(
             f"{checkpoint.folder}: a {checkpoint.model.config.model_type} model reads a text in "
             "both directions, so that a loss would be that of tokens which it sees."
@@ -239,6 +241,11 @@ def check_after_loading(
         )
         require_choice("--method", method, known_methods)
         _check_method(checkpoint, method, is_exported, options)
+
+
+def _has_values(checkpoint: Checkpoint) -> bool:
+    """Return False for a model on the meta device, where tensors have shapes and nothing else."""
+    return checkpoint.model.device.type != "meta"
 
 
 def _check_without_head(
@@ -401,7 +408,7 @@ def _why_not_extendable(checkpoint: Checkpoint) -> str | None:
         return "it has ALiBi instead of a rotation, whose bias is defined at any distance"
     if rope_settings and (reason := _why_rotation_not_stretchable(checkpoint)):
         return reason
-    if frequencies_differ(checkpoint.model, rope_settings):
+    if _has_values(checkpoint) and frequencies_differ(checkpoint.model, rope_settings):
         return (
             f"a {config.model_type} model runs other frequencies than its rotary keys say to other "
             "models"

@@ -82,6 +82,12 @@ def needs_search(method: str | None, options: Options) -> bool:
     return method == "search" or (method is None and options.search_evaluations > 0)
 
 
+def only_rotation_changes(checkpoint: Checkpoint, method: str | None) -> bool:
+    """Return True if a method changes no more of the model than its rotary modules; None stands for
+    the method that the command chooses. DroPE and longer tables change more."""
+    return bool(checkpoint.rope_settings) and method != DROPE
+
+
 def variant_builders(
     checkpoint: Checkpoint,
     target_length: int,

@@ -259,11 +259,15 @@ def _checkpoint_of(described: _Description, model: Any) -> Checkpoint:
     )
 
 
-def load_on_meta(folder: str | Path, *, dtype: str = "auto") -> Checkpoint:
+def load_on_meta(
+    folder: str | Path, *, dtype: str = "auto", allow_no_head: bool = False
+) -> Checkpoint:
     """Build the model of a folder on torch's meta device, where tensors have no values and take no
     memory. Its rotation is the plain one, because others look at values. Arguments and errors as
     of `load_checkpoint`."""
-    described = _read_description(Path(folder), dtype, allow_encoder_decoder=False)
+    described = _read_description(
+        Path(folder), dtype, allow_encoder_decoder=False, allow_no_head=allow_no_head
+    )
     dtype_name = described.stored_dtype if dtype == "auto" else dtype
     config = copy.deepcopy(described.config)
     rope_parameters = getattr(text_config_of(config), "rope_parameters", None) or {}

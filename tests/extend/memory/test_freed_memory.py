@@ -5,13 +5,14 @@ import sys
 
 import pytest
 
-from posenc.extend import api, memory
+from posenc.extend import api
+from posenc.extend.memory import freed
 
 MIB = 1 << 20
 HOLES = """
 import sys
 import torch
-from posenc.extend.memory import return_freed_memory
+from posenc.extend.memory.freed import return_freed_memory
 
 if sys.argv[1] == "returned":
     return_freed_memory()
@@ -44,8 +45,8 @@ def test_freed_blocks_are_given_back():
 
 
 def test_a_c_library_without_the_setting_is_left_alone(monkeypatch):
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
-    memory.return_freed_memory()
+    monkeypatch.setattr(freed.ctypes, "CDLL", lambda name: object())
+    freed.return_freed_memory()
 
 
 def test_the_command_asks_for_it_first(monkeypatch, tmp_path):
