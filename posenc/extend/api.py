@@ -19,6 +19,7 @@ from posenc.extend.recommendation import Outcome
 from posenc.extend.refusals import check_before_loading, prepare_outputs
 from posenc.extend.report import OUT_OF_DOMAIN_CAUTION, report_of
 from posenc.extend.variants import WINDOW, WINDOW_IN_CONFIG
+from posenc.extend.vectors.report import VECTOR_TABLE_COLUMNS, vector_rows
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import read_file_bytes, read_file_text
 from posenc.hf import sharding
@@ -29,7 +30,7 @@ from posenc.report.report import Report
 from posenc.report.terminal import print_line, print_report, stderr_console
 
 LOSS_TABLE_COLUMNS = ("method", "start", "stop", "loss", "low", "high", "tokens")
-"""Headings of the CSV table next to the page."""
+"""Headings of the CSV table next to the page, of a model with losses."""
 
 
 @explain_misfits
@@ -222,9 +223,10 @@ def _refuse_foreign_table(page_path: Path | None) -> None:
     if page_path is None:
         return
     table_path = page_path.with_suffix(".csv")
-    if table_path.is_file() and not read_file_bytes(table_path).startswith(
-        ",".join(LOSS_TABLE_COLUMNS).encode()
-    ):
+    own_headings = [
+        ",".join(columns).encode() for columns in (LOSS_TABLE_COLUMNS, VECTOR_TABLE_COLUMNS)
+    ]
+    if table_path.is_file() and not read_file_bytes(table_path).startswith(tuple(own_headings)):
         raise ValueError(f"{table_path} exists already and is no table of this page; name another.")
 
 
@@ -251,8 +253,8 @@ def _write_page_and_table(
     from posenc.report.html_page import page_of
 
     write_and_announce(page_of(report), page_path, figures_folder)
-    if page_path is not None and outcome.checkpoint.has_head:
-        write_loss_table(outcome, page_path.with_suffix(".csv"))
+    if page_path is not None:
+        write_table(outcome, page_path.with_suffix(".csv"))
 
 
 def _say_written(outcome: Outcome, written_folder: Path) -> None:
@@ -266,9 +268,22 @@ def _say_written(outcome: Outcome, written_folder: Path) -> None:
     print_line(console, f"Next: posenc {next_command} {shlex.quote(str(written_folder))}")
 
 
-def write_loss_table(outcome: Outcome, path: Path) -> None:
-    """Write the losses by position next to the page: a row per method and bucket, nats per
-    token."""
+def write_table(outcome: Outcome, path: Path) -> None:
+    """Write what was measured next to the page: losses by position or, for a model without a head,
+    what its vectors find and how far they move."""
+    if outcome.checkpoint.has_head:
+        column_names = LOSS_TABLE_COLUMNS
+        rows = _loss_rows(outcome)
+    else:
+        column_names = VECTOR_TABLE_COLUMNS
+        rows = vector_rows(outcome.evaluations(), outcome.checkpoint.trained_length)
+    columns = zip(*rows, strict=True)
+    write_atomically(path, csv_text(dict(zip(column_names, columns, strict=True))))
+
+
+def _loss_rows(outcome: Outcome) -> list[tuple[str, int, int, float, float, float, int]]:
+    """Return a row per method and bucket of positions, in the order of LOSS_TABLE_COLUMNS; losses
+    in nats per token."""
     rows = []
     for name, evaluation in outcome.evaluations().items():
         buckets = itertools.pairwise(evaluation.edges)
@@ -277,8 +292,7 @@ def write_loss_table(outcome: Outcome, path: Path) -> None:
                 rows.append(
                     (name, start, stop, estimate.mean, estimate.low, estimate.high, estimate.tokens)
                 )
-    columns = zip(*rows, strict=True)
-    write_atomically(path, csv_text(dict(zip(LOSS_TABLE_COLUMNS, columns, strict=True))))
+    return rows
 
 
 def read_documents(text_files: list[Path]) -> list[str]:

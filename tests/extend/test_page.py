@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from posenc.extend import run
-from posenc.extend.api import extend_and_show, write_loss_table
+from posenc.extend.api import extend_and_show, write_table
 from posenc.extend.export.prover import Proof
 from posenc.extend.measure.evaluation import Evaluation, position_edges
 from posenc.extend.methods import METHODS, stretch
@@ -117,7 +117,7 @@ def test_a_table_that_ends_says_so():
 
 
 def test_csv_holds_every_bucket_that_could_be_read(tmp_path):
-    write_loss_table(outcome(TRAINED), tmp_path / "extend.csv")
+    write_table(outcome(TRAINED), tmp_path / "extend.csv")
     header, *rows = (tmp_path / "extend.csv").read_text(encoding="utf-8").splitlines()
     assert header == "method,start,stop,loss,low,high,tokens"
     assert len([row for row in rows if row.startswith("none,")]) == 3

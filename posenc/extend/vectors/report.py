@@ -9,6 +9,9 @@ from posenc.extend.vectors.measurement import Movement, movement
 from posenc.report.report import Block, Cell, Heading, Number, Section, Table, Value
 from posenc.statistics.text_intervals import fraction_interval
 
+VECTOR_TABLE_COLUMNS = ("method", "measure", "tokens", "value", "low", "high", "texts")
+"""Headings of the rows of `vector_rows`."""
+
 
 def vector_sections(evaluations: Mapping[str, Evaluation], train_length: int) -> Iterator[Section]:
     """Yield the sections on retrieval and on short texts. evaluations: by method, the unchanged
@@ -91,6 +94,28 @@ def movements(evaluations: Mapping[str, Evaluation]) -> dict[str, Movement]:
         for name, evaluation in evaluations.items()
         if name not in ("none", WINDOW)
     }
+
+
+def vector_rows(
+    evaluations: Mapping[str, Evaluation], train_length: int
+) -> list[tuple[str, str, int, float, float | None, float | None, int]]:
+    """Return a row for each number of the sections' tables, in the order of VECTOR_TABLE_COLUMNS.
+
+    measure: texts_found, which has a 95 % interval (low, high), or a field of Movement, which has
+    none. tokens: length of the texts. texts: their number.
+    """
+    rows: list[tuple[str, str, int, float, float | None, float | None, int]] = []
+    for name, evaluation in evaluations.items():
+        score = _scores_of(evaluation)
+        for length, ranks in score.ranks.items():
+            low, high = fraction_interval(int((ranks == 1).sum()), len(ranks))
+            share = score.share_found(length)
+            rows.append((name, "texts_found", length, share, low, high, len(ranks)))
+    num_short_texts = len(_scores_of(evaluations["none"]).short_vectors)
+    for name, moved in movements(evaluations).items():
+        for measure, value in moved._asdict().items():
+            rows.append((name, measure, train_length, value, None, None, num_short_texts))
+    return rows
 
 
 def facts_of_vectors(evaluation: Evaluation, unchanged: Evaluation) -> dict[str, Any]:

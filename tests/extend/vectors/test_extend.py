@@ -114,3 +114,16 @@ def test_what_needs_predictions_is_refused_in_a_sentence(case, tmp_path):
         hf.extend(folder, TARGET, DOCUMENTS, options=options, **({"as_bytes": True} | arguments))
     assert str(refused.value).count(". ") == 0
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_table_beside_the_page(tmp_path, call, undrawn):
+    folder = save_bare(tmp_path / "mpnet", "mpnet")
+    text = tmp_path / "text.txt"
+    text.write_text("<|endoftext|>".join(DOCUMENTS))
+    asked = ("--to", TARGET, "--method", "tile", "--windows", 4, "--bytes", "--text", text)
+    code, _, said = call("extend", folder, *asked, "--report", tmp_path / "page.html")
+    assert code == 0, said
+    header, *rows = (tmp_path / "page.csv").read_text().splitlines()
+    assert header == "method,measure,tokens,value,low,high,texts"
+    assert {row.partition(",")[0] for row in rows} == {"none", "tile", "window"}
