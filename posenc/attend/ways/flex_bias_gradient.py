@@ -92,6 +92,9 @@ class _RowGradient(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, *grads: Tensor | None
     ) -> tuple[Tensor | None, ...]:
+        """Return the gradients of `out` and `lse` as they came, from which the kernel's own
+        backward pass makes those of q, k and v, and the gradient of `row`. The kernel would add up
+        the latter atomically, in any order, so that no two runs would agree to the last bit."""
         grad, grad_lse = grads
         if grad is None and grad_lse is None:
             return None, None, None, None

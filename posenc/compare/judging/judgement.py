@@ -430,9 +430,13 @@ def why_no_interval(standing: Standing) -> str | None:
             for num_seeds in range(2, 99)
             if significance_level(pairs.kind_of_values, len(pairs.names), num_seeds)
         )
+        # Some encoding has so many seeds, so that trials of others are missing: what is left says
+        # no more than a smaller study would, and more seeds of all would not mend that.
         if pairs.degrees_of_freedom < 1 or num_needed_seeds <= max_num_seeds:
             return "they have too few seeds in common: run the same seeds of all"
         return f"{max_num_seeds} seeds cannot decide this: take --seeds {num_needed_seeds}"
+    # There are seeds enough, so it is the spread that is missing: its interval would have no width
+    # and call any difference significant, where one trial was run several times, say.
     return "the seeds differ alike to the last digit, and copies are no evidence"
 
 

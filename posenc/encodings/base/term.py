@@ -123,6 +123,8 @@ class Tokens:
     def at(self, positions: Positions, *, mapped: bool = True) -> "Tokens":
         """Return the same tokens at other positions. If `mapped`, these come from a position map,
         and the original ones are kept as true_positions."""
+        # A pass without a map gives this very tensor back. Tokens made anew of it could lose their
+        # range, by which positions are known without waiting for the device.
         if mapped and positions is self._position_tensor:
             return self
         original_positions = None

@@ -165,7 +165,9 @@ class _Proof:
 
     def prove_padding(self, whole_output: StackOutput, *, cached: bool) -> None:
         """Raise ValueError if a row that is padded next to a longer one computes something else
-        than the same row by itself.
+        than the same row by itself. Batches are padded on the right to train and on the left to
+        generate, step by step, and a mask or a position that is shifted by the padding shows in no
+        row that is read by itself.
 
         whole_output: the outcome of the example by itself. cached: True if the model returns a
         cache.
