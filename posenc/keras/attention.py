@@ -38,9 +38,16 @@ class ShawAttention(PositionLayer):
     (batch, len), by default counted from start_index and from 0; attention_mask that broadcasts to
     (batch, num_heads, q_len, kv_len), True for visible keys -> like query; zeros for a query that
     sees no key. Tables (2 * max_distance + 1, head_dim), shared by all heads.
-    Precision: float32.
+    Units: distances in tokens. Precision: float32.
     Raises: ValueError if max_distance < 1; TypeError for real positions.
     Source: Shaw et al. 2018, arXiv:1803.02155, equations 3-5.
+
+    >>> import keras
+    >>> attention = posenc.keras.ShawAttention(max_distance=4)
+    >>> query, key = keras.ops.ones((2, 10, 8, 16)), keras.ops.ones((2, 12, 4, 16))
+    >>> out = attention(query, key, key, start_index=2)  # the queries come last
+    >>> out.shape == query.shape, attention.key_table.shape == (9, 16)
+    (True, True)
     """
 
     def __init__(self, *, max_distance: int = 16, values: bool = True, **kwargs: Any) -> None:

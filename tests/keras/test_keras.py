@@ -60,7 +60,8 @@ def test_example_in_the_docstring(backend):
         "-c",
         """
 import doctest, posenc
-test = doctest.DocTestParser().get_doctest(posenc.keras.__doc__, vars(), "keras", None, 0)
-assert doctest.DocTestRunner().run(test) == (0, 3)
+for documented, num_examples in ((posenc.keras, 3), (posenc.keras.ShawAttention, 5)):
+    test = doctest.DocTestParser().get_doctest(documented.__doc__, vars(), "keras", None, 0)
+    assert doctest.DocTestRunner().run(test) == (0, num_examples)
 """,
     )
