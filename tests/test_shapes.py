@@ -161,7 +161,7 @@ WRONG = {
     "terms": lambda: posenc.Tokens(X, torch.arange(4)),
     "encoding": lambda: _Headless(2)(WHERE, WHERE),
     "scores": lambda: posenc.FoX(8, 2).state(X[0], torch.arange(4)),
-    "values": lambda: posenc.Shaw(8).row(torch.ones(3)),
+    "values": lambda: posenc.Shaw(8).table_row(torch.ones(3)),
     "queries_keys": lambda: _Swapped(8, interleaved=False)(X, X, WHERE),
     "attend": lambda: posenc.KVCache().append(X, X[:, :1], WHERE),
 }

@@ -63,7 +63,7 @@ class ShawAttention(PositionLayer):
         if self.values:
             self.value_table = self.add_float_weight("value_table", shape, "glorot_uniform")
 
-    def row(self, distance: Any) -> Any:
+    def table_row(self, distance: Any) -> Any:
         """Return the row of the tables for each distance (positive: the past)."""
         return self.max_distance - ops.clip(distance, -self.max_distance, self.max_distance)
 
@@ -107,7 +107,7 @@ class ShawAttention(PositionLayer):
         q_positions = token_positions(self.name, ops.shape(query)[1], q_positions, start_index)
         kv_positions = token_positions(self.name, ops.shape(key)[1], kv_positions, 0)
         require_integers("ShawAttention", q_positions, kv_positions)
-        row_index = self.row(distances(q_positions, kv_positions))
+        row_index = self.table_row(distances(q_positions, kv_positions))
         return self.attend(query, key, value, row_index, attention_mask)
 
 

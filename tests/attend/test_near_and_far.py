@@ -106,8 +106,8 @@ def test_what_near_and_far_does_not_cover_runs_as_before():
 @torch.no_grad()
 def test_a_table_in_another_order_is_read_by_its_own_rows():
     class Reversed(posenc.Shaw):
-        def row(self, distance):
-            return 2 * self.max_distance - super().row(distance)
+        def table_row(self, distance):
+            return 2 * self.max_distance - super().table_row(distance)
 
     tensors = inputs(600)
     shaw = Reversed(WIDTH).double()

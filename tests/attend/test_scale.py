@@ -42,7 +42,7 @@ def by_loops(encoding: Any, scale: float) -> Tensor:
     scores = torch.zeros(2, HEADS, LENGTH, LENGTH, dtype=torch.float64)
     for i in range(LENGTH):
         for j in range(LENGTH):
-            row = encoding.row(torch.tensor([i - j]))
+            row = encoding.table_row(torch.tensor([i - j]))
             at_q, at_k = q[:, :, i], k[:, :, j]
             total = (at_q * at_k).sum(-1)
             if isinstance(encoding, posenc.Shaw):

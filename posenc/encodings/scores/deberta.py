@@ -160,7 +160,7 @@ class DeBERTa(PositionEncoding):
             far_bucket = far_bucket + (magnitude >= self.max_distance)
         return torch.where(magnitude <= middle, distance, far_bucket * distance.sign())
 
-    def row(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
+    def table_row(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
         """Return the row of the table for each integer distance, 0 to 2 span - 1."""
         return (self.bucket(distance) + self.span).clamp(0, 2 * self.span - 1)
 
@@ -176,13 +176,13 @@ class DeBERTa(PositionEncoding):
             """Return the projected row K[r] of each distance, which is multiplied with queries:
             content to position."""
             _, pos_key = self._projections()
-            return scale * self._project_rows(pos_key, self.row(distance), dtype)
+            return scale * self._project_rows(pos_key, self.table_row(distance), dtype)
 
         def position_queries(distance: Tensor) -> Tensor:
             """Return the projected row Q[r] of each distance, which is multiplied with keys:
             position to content."""
             pos_query, _ = self._projections()
-            row = self.row(-distance if self.paper_p2c else distance)
+            row = self.table_row(-distance if self.paper_p2c else distance)
             return scale * self._project_rows(pos_query, row, dtype)
 
         def cached_table(key: Hashable, compute: Callable[[], Tensor]) -> Tensor:

@@ -43,7 +43,7 @@ class Shaw(PositionEncoding):
     Source: Shaw et al. 2018, arXiv:1803.02155, equations 3-5; github.com/tensorflow/tensor2tensor.
 
     >>> shaw = posenc.Shaw(head_dim=16, max_distance=4)
-    >>> shaw.row(torch.tensor([-9, -1, 0, 1, 9]))
+    >>> shaw.table_row(torch.tensor([-9, -1, 0, 1, 9]))
     tensor([8, 5, 4, 3, 0])
     """
 
@@ -79,7 +79,7 @@ class Shaw(PositionEncoding):
         if self.value_table is not None:
             nn.init.xavier_uniform_(self.value_table)
 
-    def row(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
+    def table_row(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
         """Return the row of the tables for each integer distance (positive: the past)."""
         return self.max_distance - distance.clamp(-self.max_future, self.max_distance)
 
@@ -100,7 +100,7 @@ class ShawTerm(ProductsByDistance):
         scale = shaw.scale(shaw.head_dim)
 
         def key_vectors(distance: Tensor) -> Tensor:
-            return scale * shaw.key_table.to(dtype)[None, shaw.row(distance)]
+            return scale * shaw.key_table.to(dtype)[None, shaw.table_row(distance)]
 
         ends = (-shaw.max_future, shaw.max_distance)
         super().__init__(q, k, ends, q.x.to(dtype), key_vectors)
@@ -126,7 +126,7 @@ class ShawTerm(ProductsByDistance):
         distance = distances(self.q_tokens[rows].positions, self.k_tokens[keys].positions)
         if distance.ndim == 3:  # (batch, rows, keys)
             distance = distance[:, None]
-        table_rows = shaw.row(distance).expand(weights.shape)
+        table_rows = shaw.table_row(distance).expand(weights.shape)
         weight_sums = weights.new_zeros(*weights.shape[:-1], len(shaw.value_table))
         weight_sums = weight_sums.scatter_add(-1, table_rows, weights)
         return out + weight_sums @ shaw.value_table.to(weight_sums.dtype)
@@ -169,7 +169,7 @@ class ShawTerm(ProductsByDistance):
         num_blocks = -(-length // window)
         num_missing_queries = num_blocks * window - length  # queries that the last block lacks
         num_missing_keys = window - 1 - (k.shape[2] - length)  # keys that the first block lacks
-        table_rows = shaw.row(torch.arange(window - 1, -1, -1, device=q.device))
+        table_rows = shaw.table_row(torch.arange(window - 1, -1, -1, device=q.device))
 
         def by_block(t: Tensor) -> Tensor:
             """Return the keys or values t by block of queries, (batch, heads, blocks, width, 2w -
@@ -209,7 +209,7 @@ class ShawTerm(ProductsByDistance):
         none."""
         shaw = self.shaw
         q = q.to(self.dtype)
-        row = shaw.row(torch.tensor(shaw.max_distance, device=q.device))
+        row = shaw.table_row(torch.tensor(shaw.max_distance, device=q.device))
         scores = shaw.scale(shaw.head_dim) * (q @ shaw.key_table[row].to(q.dtype))
         if shaw.value_table is None:
             return scores, q.new_zeros(())

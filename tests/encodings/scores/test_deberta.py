@@ -168,9 +168,9 @@ def test_far_keys_ahead_read_the_row_of_either_source(num_buckets, max_distance)
     bucket = theirs.make_log_bucket_position(distance, num_buckets, max_distance).long()
     wanted = (bucket + num_buckets).clamp(0, 2 * num_buckets - 1)
     sizes = {"num_buckets": num_buckets, "max_distance": max_distance}
-    apart = posenc.DeBERTa(8, 2, **sizes, clamp=False).row(distance) != wanted
+    apart = posenc.DeBERTa(8, 2, **sizes, clamp=False).table_row(distance) != wanted
     # Their logarithm in float32 may round an edge up; no row is off by more than one.
     assert apart.sum() <= 2 and not apart[distance <= -max_distance].any()
-    clamped = posenc.DeBERTa(8, 2, **sizes).row(distance)
+    clamped = posenc.DeBERTa(8, 2, **sizes).table_row(distance)
     assert (clamped[distance <= -max_distance] == 1).all()
     assert (wanted[distance <= -max_distance] == 0).all()

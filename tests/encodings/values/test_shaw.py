@@ -29,7 +29,7 @@ def test_shaw_matches_the_authors_code(case: Case):
     encoding.key_table.data = inputs["rel_k"]
     encoding.value_table.data = inputs["rel_v"]
     q_positions, kv_positions = inputs["q_positions"], inputs["kv_positions"]
-    case.assert_close("rel_index", encoding.row(q_positions[:, None] - kv_positions))
+    case.assert_close("rel_index", encoding.table_row(q_positions[:, None] - kv_positions))
     # The authors' function leaves the scale to its caller.
     q = inputs["q"] * inputs["q"].shape[-1] ** 0.5
     scores = q @ inputs["k"].mT * q.shape[-1] ** -0.5
