@@ -215,6 +215,16 @@ def frequency_switch(model: Model, parameters: Parameters) -> Switch:
     return "length" if has_two_lists else "static"
 
 
+def _model_of_scale(model: Model) -> Model:
+    """Return the model with the sizes from which its softmax scale follows: those of the one kind
+    of layers that it has. Where kinds differ there is no one scale, and it is that of the sizes in
+    the config, which are the full-attention layers'."""
+    if len(model.layer_kinds) == 1:
+        (kind,) = model.layer_kinds
+        return model.with_sizes_of_kind(kind)
+    return model
+
+
 def softmax_scale(model: Model, parameters: Parameters) -> float:
     """Return the softmax scale. MLA multiplies it by the squared temperature of mscale_all_dim."""
     mscale_all_dim = parameters.get("mscale_all_dim")
@@ -357,7 +367,7 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
         return ComputedPositions(
             None,
             {},
-            model.softmax_scale,
+            _model_of_scale(model).softmax_scale,
             without_rotation=model.without_rotation,
             stop_message=_first_reason_to_stop({}, {}, model),
         )
@@ -377,7 +387,7 @@ def compute(model: Model, length: int | None) -> ComputedPositions:
     return ComputedPositions(
         None,
         rotations,
-        softmax_scale(model, first_dict),
+        softmax_scale(_model_of_scale(model), first_dict),
         first_changing_switch(frequency_switch(model, p) for p in resolved_dicts.values()),
         None,
         model.without_rotation,

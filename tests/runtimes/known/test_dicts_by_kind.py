@@ -49,7 +49,6 @@ OUTER_CLASSES = {"diffusion_gemma_text": "diffusion_gemma", "step3p5": "step3p7"
 """Language models for which transformers has no model of their own -> the one around them."""
 NOT_ASKED = ("t5gemma2_decoder", "t5gemma2_text")
 """Halves of a model that has two."""
-OTHER_SCALE_IN_SLIDING_LAYERS = "dots3_note_text"
 PLAIN = {"rope_type": "default", "rope_theta": 5e4}
 
 
@@ -92,10 +91,10 @@ def cases_of(family):
             ("an empty dict", {**every_dict, kind: {}}),
         ):
             yield f"{name} for {kind}", config_of(family, kinds, rope_parameters)
-            has_only_others = family == OTHER_SCALE_IN_SLIDING_LAYERS or "main" in kinds
-            if not has_only_others:
-                without_layers = config_of(family, other_kinds, rope_parameters)
-                yield f"{name} for {kind}, which no layer is", without_layers
+            without_layers = config_of(family, other_kinds, rope_parameters)
+            yield f"{name} for {kind}, which no layer is", without_layers
+        # Kinds may differ in their sizes, and so in the scale of the scores.
+        yield f"{kind} alone", config_of(family, [kind], every_dict)
 
 
 @pytest.mark.slow
@@ -109,6 +108,20 @@ def test_every_family_with_a_dict_per_kind_is_known_as_it_answers():
             differences[name] = why
     assert not differences
     assert sum(not answer.why_unmeasured for answer in answers) > 0.95 * len(answers)
+
+
+@pytest.mark.parametrize(
+    "kinds, width",
+    [
+        (["sliding_attention"], 192 + 64),
+        (["indexed_attention"], 128 + 64),
+        (["sliding_attention", "indexed_attention"], 128 + 64),
+    ],
+)
+def test_layers_of_one_kind_have_the_scale_of_their_own_sizes(kinds, width):
+    config = config_of("dots3_note_text", kinds, {kind: dict(PLAIN) for kind in kinds})
+    known = RUNTIMES[RUNTIME](config, 256, "5.24")
+    assert known.softmax_scale == pytest.approx(width**-0.5)
 
 
 NULL_STOPS = (
