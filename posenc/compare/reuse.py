@@ -129,14 +129,25 @@ def _shorter_trials(trial: TrialConfig, runs: Sequence[Path]) -> list[_ShorterTr
                 config = TrialResult.read(home / RESULT_FILE, MAX_RESULT_BYTES).config
             except (ValueError, OSError):
                 continue
-            fields = {name: getattr(trial, name) for name in ("steps", *_TEST_FIELDS)}
-            is_shorter = config.steps < trial.steps and replace(config, **fields) == trial
-            if home.name != config.folder or not is_shorter:
+            if home.name != config.folder or not _is_shorter(config, trial):
                 continue
             result = _finished_result(run, config)
             if result is not None:
                 shorter_trials.append(_ShorterTrial(home, result))
     return sorted(shorter_trials, key=lambda shorter: -shorter.config.steps)
+
+
+def goes_on_from(trial: TrialConfig, shorter: TrialConfig) -> bool:
+    """Return True if a trial can go on from the end of a shorter one: it does the same steps, and
+    more."""
+    return _is_shorter(shorter, trial) and _is_beginning(shorter, trial)
+
+
+def _is_shorter(config: TrialConfig, trial: TrialConfig) -> bool:
+    """Return True if a trial differs from another in having fewer steps, and perhaps in its
+    tests."""
+    fields = {name: getattr(trial, name) for name in ("steps", *_TEST_FIELDS)}
+    return config.steps < trial.steps and replace(config, **fields) == trial
 
 
 def _is_beginning(shorter: TrialConfig, trial: TrialConfig) -> bool:

@@ -179,8 +179,8 @@ class _Run:
     def prepare(
         self, study: Study, trials: Sequence[TrialConfig], study_damage: str | None
     ) -> tuple[Study, int | None]:
-        """Write the study without results and its text, reuse other runs' trials, and prepare the
-        engine. Return the study with the seconds of its steps, and the expected seconds of all
+        """Write the study without results and its text, prepare the engine, and reuse other runs'
+        trials. Return the study with the seconds of its steps, and the expected seconds of all
         trials; None if they are not known.
 
         study_damage: what is wrong with the study.json that was there.
@@ -195,6 +195,7 @@ class _Run:
         for damage in (study_damage, text_damage):
             if damage:
                 print_line(self.console, f"{damage}; writing it again")
+        self.engine.prepare(self.folder, trials, options.checkpoint_steps or 0)
         num_reused, to_retest = reuse_trials(self.folder, trials, self.reusable_runs)
         if num_reused:
             print_line(
@@ -202,7 +203,6 @@ class _Run:
             )
         self.say_what_is_retested(to_retest)
         self.continue_trials(trials)
-        self.engine.prepare(self.folder, trials, options.checkpoint_steps or 0)
         to_train = [t for t in trials if not is_done(self.folder, t) and t not in to_retest]
         if sum(trial.steps for trial in to_train) < time_estimate.MIN_STEPS_TO_MEASURE:
             return study, None
@@ -309,20 +309,20 @@ class _Run:
                 self.console,
                 f"{len(added_trials)} more join what won, or go beyond it.",
             )
-            reuse_trials(self.folder, added_trials, self.reusable_runs)
             self.engine.prepare(self.folder, added_trials, self.plan.options.checkpoint_steps or 0)
+            reuse_trials(self.folder, added_trials, self.reusable_runs)
         study = with_choices(study, search.checks(results), self.plan.compared)
         _save_study(study, self.folder)
         return study
 
     def prepare_at_chosen_rates(self, study: Study) -> Study:
-        """Reuse finished trials for a study whose rates are chosen, also those of its search, and
-        prepare the engine for its trials. `prepare` could not: their rates were not known yet.
+        """Prepare the engine for the trials of a study whose rates are chosen, and reuse finished
+        trials for it, also those of its search. `prepare` could not: rates were not known yet.
         Return the study with the seconds of steps of settings that a search has chosen."""
+        self.engine.prepare(self.folder, study.trials, self.plan.options.checkpoint_steps or 0)
         _, to_retest = reuse_trials(self.folder, study.trials, self.reusable_runs)
         self.say_what_is_retested(to_retest)
         self.continue_trials(study.trials)
-        self.engine.prepare(self.folder, study.trials, self.plan.options.checkpoint_steps or 0)
         if self.plan.search is None or set(study.encodings) <= study.step_seconds.keys():
             return study
         measured_kinds = time_estimate.measure_kinds(study.trials, self.folder, self.local_workers)

@@ -4,7 +4,7 @@ import os
 import platform
 import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from posenc.compare.engines.storage import (
     Storage,
     download_result,
     download_results,
+    move_checkpoint,
+    names_of_trials,
     replace_with_stored_files,
 )
 from posenc.compare.results import TrialResult
-from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.config import CONSTANT, TrialConfig
 from posenc.compare.trial.process import (
     ReceiveEvent,
     TrialEvent,
@@ -26,7 +28,13 @@ from posenc.compare.trial.process import (
     make_trial_folder,
     write_failure,
 )
-from posenc.compare.trial.result_files import folder_of_text, is_done, load_results
+from posenc.compare.trial.result_files import (
+    CHECKPOINT_FILE,
+    RESULT_FILE,
+    folder_of_text,
+    is_done,
+    load_results,
+)
 from posenc.files.opening import make_private_folder, make_subfolder
 from posenc.machine.fingerprint import describe_difference, machine_facts
 
@@ -101,12 +109,12 @@ class Job:
             receive_event(event)
 
         result = self._run_in_process(folder, keep_and_tell)
+        if result.reason is None:
+            mirror.copy_result()
         if mirror.copy_error:
             receive_event(
                 {"kind": "note", "text": f"a checkpoint could not be kept: {mirror.copy_error}"}
             )
-        if result.reason is None:
-            mirror.copy_result()
         return result
 
     def _run_in_process(self, folder: Path, receive_event: ReceiveEvent) -> TrialResult:
@@ -146,6 +154,38 @@ class Progress:
         return self.lost_runs <= MAX_LOST_RUNS
 
 
+def _longest_beginning(
+    storage: Storage, names_by_folder: Mapping[str, Sequence[str]], trial: TrialConfig
+) -> TrialConfig | None:
+    """Return the finished trial in the storage from whose last checkpoint a trial can go on, that
+    of most steps; None if there is none. names_by_folder: see `names_of_trials`."""
+    # It loads torch, which a job imports after it has compared its machine.
+    from posenc.compare.reuse import goes_on_from
+
+    longest = None
+    for folder_name, names in names_by_folder.items():
+        has_last_checkpoint = {RESULT_FILE, CHECKPOINT_FILE} <= {*names}
+        if not has_last_checkpoint or not folder_name.startswith(f"{trial.name}-"):
+            continue
+        config = _config_of_result(storage, folder_name)
+        if config is None or not goes_on_from(trial, config):
+            continue
+        if longest is None or config.steps > longest.steps:
+            longest = config
+    return longest
+
+
+def _config_of_result(storage: Storage, folder_name: str) -> TrialConfig | None:
+    """Return the trial of which a folder in the storage has the result; None for a damaged one, and
+    for that of another trial."""
+    try:
+        content = storage.read(f"{folder_name}/{RESULT_FILE}") or b""
+        config = TrialResult.from_json(content.decode()).config
+    except ValueError:
+        return None
+    return config if config.folder == folder_name else None
+
+
 class Remote:
     """Base class of engines that run trials on other machines.
 
@@ -161,7 +201,7 @@ class Remote:
 
     def prepare(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
         """Copy the texts of these trials to the storage, if there is one, and finished trials from
-        it."""
+        it: these, and those of fewer steps from which these can go on."""
         self.folder = folder.absolute()
         self.checkpoint_steps = checkpoint_steps
         if self.storage is None:
@@ -170,11 +210,39 @@ class Remote:
             self.storage.upload_text(folder_of_text(folder, corpus_hash))
         missing_trials = [trial for trial in trials if not is_done(folder, trial)]
         download_results(self.storage, [folder / trial.folder for trial in missing_trials])
+        self._download_beginnings(self.storage, folder, missing_trials)
+
+    def _download_beginnings(
+        self, storage: Storage, folder: Path, trials: Sequence[TrialConfig]
+    ) -> None:
+        """Copy from the storage the finished trials of fewer steps that these trials go on from,
+        unless a trial has begun itself or its beginning lies in `folder`."""
+        trials = [trial for trial in trials if trial.schedule == CONSTANT]
+        if not trials:
+            return
+        names_by_folder = names_of_trials(storage)
+        for trial in trials:
+            has_begun_here = (folder / trial.folder / CHECKPOINT_FILE).exists()
+            if has_begun_here or trial.folder in names_by_folder:
+                continue
+            beginning = _longest_beginning(storage, names_by_folder, trial)
+            if beginning is None or (folder / beginning.folder / CHECKPOINT_FILE).exists():
+                continue
+            download_result(storage, make_subfolder(folder / beginning.folder))
 
     def submit(self, trial: TrialConfig) -> None:
-        """Send the trial as a job, from its last checkpoint where it has one."""
+        """Send the trial as a job, from its last checkpoint where it has one: in the storage if
+        there is one. A checkpoint in its folder, such as that of a trial of fewer steps, is moved
+        there."""
         make_trial_folder(self.folder, trial)
         self.progress_of_trial[trial] = Progress()
+        if self.storage is not None:
+            try:
+                move_checkpoint(self.storage, self.folder / trial.folder)
+            except Exception as error:  # of any of fsspec's file systems
+                why = f"{self.storage.url} did not take its checkpoint ({one_line(error)})"
+                note_event = {"kind": "note", "text": f"{why}; it begins again"}
+                self.report_event(trial, note_event)
         self.send(trial, self._job(trial))
 
     def wait(self) -> tuple[TrialConfig, TrialEvent]:

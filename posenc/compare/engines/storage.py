@@ -169,12 +169,16 @@ class Storage:
 
 class Mirror:
     """Copies what a trial writes in `folder` to the storage. A checkpoint that could not be copied
-    is tried again at the next call; `copy_error` keeps why."""
+    is tried again at the next call; `copy_error` keeps why.
+
+    copied_text: of the checkpoint.json that was copied last. copied_names: its files.
+    """
 
     def __init__(self, storage: Storage, folder: Path) -> None:
         self.storage = storage
         self.folder = folder
         self.copied_text = ""
+        self.copied_names: tuple[str, ...] = ()
         self.copy_error = ""
 
     def copy_checkpoint(self) -> None:
@@ -191,22 +195,64 @@ class Mirror:
             self.storage.write(f"{self.folder.name}/{tensors_file}", tensor_bytes)
             self.storage.write(f"{self.folder.name}/{CHECKPOINT_FILE}", checkpoint_text.encode())
             self.copied_text = checkpoint_text
-            self._remove_checkpoints(kept_names=(CHECKPOINT_FILE, tensors_file))
+            self.copied_names = (CHECKPOINT_FILE, tensors_file)
+            self._remove_checkpoints(self.copied_names)
         except Exception as error:  # of any of fsspec's file systems
             self.copy_error = str(error)
 
     def copy_result(self) -> None:
-        """Copy all that a finished trial wrote, its result last, and forget its checkpoint."""
+        """Copy all that a finished trial wrote, its result last. Checkpoints in the storage go, but
+        for the last one where the trial has kept it: more steps go on from there."""
+        self.copy_checkpoint()
         paths = [path for path in self.folder.rglob("*") if path.is_file() and not is_partial(path)]
-        names = (path.relative_to(self.folder).as_posix() for path in paths)
-        self.storage.upload(self.folder, _names_with_result_last(names))
-        self._remove_checkpoints()
+        names = [path.relative_to(self.folder).as_posix() for path in paths]
+        new_names = [name for name in names if not name.startswith("checkpoint")]
+        self.storage.upload(self.folder, _names_with_result_last(new_names))
+        has_kept_checkpoint = CHECKPOINT_FILE in names
+        self._remove_checkpoints(self.copied_names if has_kept_checkpoint else ())
 
-    def _remove_checkpoints(self, kept_names: tuple[str, ...] = ()) -> None:
+    def _remove_checkpoints(self, kept_names: tuple[str, ...]) -> None:
         """Delete the trial's checkpoints in the storage, but for the files in `kept_names`."""
         names = self.storage.names(self.folder.name)
         old_names = [n for n in names if n.startswith("checkpoint") and n not in kept_names]
         self.storage.remove(f"{self.folder.name}/{name}" for name in old_names)
+
+
+def move_checkpoint(storage: Storage, folder: Path) -> None:
+    """Move the checkpoint in a trial's folder, if it has one, to the storage, from which the trial
+    goes on. Where the storage has one of as many steps or more, that one stays.
+
+    Raises: OSError if it could not be copied; any error of fsspec's file systems.
+    """
+    step = _step_of_checkpoint(_read_text_or_empty(folder / CHECKPOINT_FILE))
+    if step is None:
+        return
+    stored_text = (storage.read(f"{folder.name}/{CHECKPOINT_FILE}") or b"").decode(errors="replace")
+    stored_step = _step_of_checkpoint(stored_text)
+    if stored_step is None or stored_step < step:
+        mirror = Mirror(storage, folder)
+        mirror.copy_checkpoint()
+        if not mirror.copied_text:
+            raise OSError(mirror.copy_error or "its tensors are gone")
+    (folder / CHECKPOINT_FILE).unlink()
+    for path in folder.glob("checkpoint-*.safetensors"):
+        path.unlink()
+
+
+def _read_text_or_empty(path: Path) -> str:
+    """Return the text of a file; "" for none, and for one that cannot be read."""
+    try:
+        return read_file_text(path)
+    except (OSError, ValueError):
+        return ""
+
+
+def _step_of_checkpoint(text: str) -> int | None:
+    """Return the step of a checkpoint.json from its text; None for one that is damaged or none."""
+    try:
+        return Cursor.from_json(text).step
+    except ValueError:
+        return None
 
 
 def replace_with_stored_files(storage: Storage, folder: Path) -> None:
@@ -227,10 +273,7 @@ def download_result(storage: Storage, folder: Path) -> None:
 def download_results(storage: Storage, folders: Iterable[Path]) -> None:
     """Copy those of these trials' folders that the storage has with a result, REQUESTS_AT_ONCE at a
     time: each waits most of its time for answers. All names come from one listing."""
-    names_by_folder: dict[str, list[str]] = {}
-    for name in storage.names(""):
-        folder_name, _, name_in_folder = name.partition("/")
-        names_by_folder.setdefault(folder_name, []).append(name_in_folder)
+    names_by_folder = names_of_trials(storage)
 
     def download(folder: Path) -> None:
         names = names_by_folder.get(folder.name, [])
@@ -242,11 +285,24 @@ def download_results(storage: Storage, folders: Iterable[Path]) -> None:
             pass
 
 
+def names_of_trials(storage: Storage) -> dict[str, list[str]]:
+    """Return the names of all files in the storage by the folder, of a trial or text, in which they
+    are; from one listing."""
+    names_by_folder: dict[str, list[str]] = {}
+    for name in storage.names(""):
+        folder_name, _, name_in_folder = name.partition("/")
+        names_by_folder.setdefault(folder_name, []).append(name_in_folder)
+    return names_by_folder
+
+
 def _names_with_result_last(names: Iterable[str]) -> list[str]:
-    """Return the names without those of checkpoints, sorted, but result.json last: where it is, a
-    trial counts as finished, so all else must be there before."""
-    names = [name for name in sorted(names) if not name.startswith("checkpoint")]
-    return sorted(names, key=lambda name: name == RESULT_FILE)
+    """Return the names sorted, but result.json last: where it is, a trial counts as finished, so
+    all else must be there before. Without it they lack those of checkpoints, which another trial
+    may be writing; a finished one has its last checkpoint or none."""
+    sorted_names = sorted(names, key=lambda name: (name == RESULT_FILE, name))
+    if RESULT_FILE in sorted_names:
+        return sorted_names
+    return [name for name in sorted_names if not name.startswith("checkpoint")]
 
 
 def _hash_text_files(folder: Path) -> dict[str, str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from posenc.compare import reuse
 from posenc.compare.engines import remote
 from posenc.compare.engines.remote import Job, Lost, Remote, describe_difference, machine_facts
 from posenc.compare.engines.storage import (
@@ -23,12 +24,16 @@ from posenc.compare.engines.storage import (
     Storage,
     download_result,
     download_results,
+    move_checkpoint,
     replace_with_stored_files,
     storage_problem,
 )
-from posenc.compare.trial.result_files import folder_of_text
+from posenc.compare.options import Options
+from posenc.compare.run_study import run_study
+from posenc.compare.trial.result_files import CHECKPOINT_FILE, Cursor, folder_of_text
 from posenc.machine import fingerprint
-from tests.compare.engines.test_run_trials import results, run_here, trial
+from tests.compare.engines.conftest import TEXT
+from tests.compare.engines.test_run_trials import Log, results, run_here, run_here_in, trial
 from tests.processes import processes
 
 
@@ -60,11 +65,13 @@ def server():
             process.kill()
 
 
-@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.slow)])
+@pytest.fixture(params=["file", "memory", pytest.param("s3", marks=pytest.mark.slow)])
 def url(request, tmp_path, monkeypatch):
     """A storage that is empty."""
     if request.param == "file":
         return f"file://{tmp_path}/kept"
+    if request.param == "memory":  # of this process, as an object storage is: no folders, no links
+        return f"memory://{tmp_path.name}{time.time_ns()}/run"
     address = request.getfixturevalue("server")
     words = {"AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     for name, value in (words | {"AWS_DEFAULT_REGION": "us-east-1"}).items():
@@ -82,6 +89,12 @@ class Direct(Remote):
     def __init__(self, storage: str, disturb=lambda event: None):
         super().__init__(storage)
         self.disturb, self.jobs, self.steps = disturb, [], []
+        self.facts = {}
+
+    def num_slots(self):
+        return 1
+
+    def cancel(self): ...
 
     def send(self, trial, job):
         self.jobs.append((trial, job))
@@ -208,8 +221,6 @@ def test_a_storage_that_cannot_be_written_is_refused(tmp_path):
 
 
 def test_old_checkpoints_go_and_a_vanished_one_is_not_copied(tmp_path, study):
-    from posenc.compare.trial.result_files import CHECKPOINT_FILE, Cursor
-
     storage, home = Storage(f"file://{tmp_path}/kept"), tmp_path / "rope-seed0"
     home.mkdir()
     mirror = Mirror(storage, home)
@@ -324,3 +335,144 @@ def test_an_error_of_the_storage_is_not_lost_in_a_thread(tmp_path):
     storage.read = fail
     with pytest.raises(PermissionError, match="not yours"):
         download_results(storage, [tmp_path / "rope-seed0"])
+
+
+CONSTANT_RATE = {"schedule": "constant", "warmup": 2.0, "test_lengths": (16,)}
+
+
+def in_another_folder(study, config):
+    """A study's folder of another command, with the text alone."""
+    other = study.parent / "other"
+    shutil.copytree(folder_of_text(study, config.corpus), folder_of_text(other, config.corpus))
+    return other
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_more_steps_go_on_from_a_trial_on_the_storage(study, url, is_elsewhere):
+    """Also of a command that has another folder."""
+    short = trial(study, "t5", steps=6, **CONSTANT_RATE)
+    long = dataclasses.replace(short, steps=12)
+    assert run(Direct(url), study, short).reason is None
+    kept = {"checkpoint-6.safetensors", "checkpoint.json", "result.json", "model.safetensors"}
+    assert kept <= {*Storage(url).names(short.folder)}
+    folder = in_another_folder(study, short) if is_elsewhere else study
+    engine = Direct(url)
+    engine.prepare(folder, [long], 5)
+    assert reuse.continue_trials(folder, [long], [folder]) == 1
+    assert run(engine, folder, long).reason is None
+    assert engine.steps[0] == 7  # each tenth of a second one is told
+    whole = study.parent / "whole"
+    whole.mkdir()
+    folder_of_text(whole, long.corpus).symlink_to(folder_of_text(study, long.corpus))
+    run_here_in(whole, [long], 1, Log())
+    weights = [home / long.folder / "model.safetensors" for home in (folder, whole)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    # And on from there: the last checkpoint is the only one, here and there.
+    names_here = [path.name for path in (folder / long.folder).iterdir()]
+    for names in (Storage(url).names(long.folder), names_here):
+        kept = [name for name in sorted(names) if name.startswith("checkpoint")]
+        assert kept == ["checkpoint-12.safetensors", "checkpoint.json"]
+
+
+def test_only_a_trial_that_did_the_same_steps_is_taken_from_the_storage(study, url):
+    short = trial(study, "rope", steps=4, **CONSTANT_RATE)
+    assert run(Direct(url), study, short).reason is None
+    other = in_another_folder(study, short)
+    for changes in ({"lr": 0.1}, {"seed": 1}, {"warmup": 0.5}, {"schedule": "wsd"}, {"steps": 3}):
+        engine = Direct(url)
+        engine.prepare(other, [dataclasses.replace(short, **{"steps": 8} | changes)], 5)
+        assert not (other / short.folder).exists(), changes
+    storage = Storage(url)
+    result = storage.read(f"{short.folder}/result.json")
+    storage.write(f"{short.folder}/result.json", result[:-9])  # damaged
+    long = dataclasses.replace(short, steps=8)
+    Direct(url).prepare(other, [long], 5)
+    assert not (other / short.folder).exists()
+    storage.write(f"{short.folder}/result.json", result)
+    Direct(url).prepare(other, [long], 5)
+    assert (other / short.folder / "checkpoint.json").is_file()
+
+
+def test_weights_of_another_run_are_only_tested_on_the_storage(study, url):
+    finished = trial(study, "rope", steps=4)
+    run_here_in(study, [finished], 1, Log())
+    longer_test = dataclasses.replace(finished, test_lengths=(16, 24))
+    other = in_another_folder(study, finished)
+    engine = Direct(url)
+    engine.prepare(other, [longer_test], 5)
+    assert reuse.reuse_trials(other, [longer_test], [study]) == (0, [longer_test])
+    assert run(engine, other, longer_test).reason is None
+    assert engine.steps == []
+    assert not [name for name in Storage(url).names(longer_test.folder) if "checkpoint" in name]
+
+
+def test_a_run_says_that_trials_go_on_and_they_do_on_the_storage(
+    tmp_path, url, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_bytes(TEXT)
+    engines = []
+
+    def open_engine(*arguments):
+        engines.append(Direct(url))
+        return engines[-1]
+
+    monkeypatch.setattr("posenc.compare.engines.run_trials.open_engine", open_engine)
+    sizes = {"train_length": 16, "width": 16, "layers": 1, "heads": 1, "batch": 2, "seeds": 1}
+    for out, steps in (("one", 4), ("two", 8)):
+        run_study(
+            Options(
+                *(["rope"], ["text.txt"]),
+                **(sizes | {"steps": steps, "test_lengths": "32", "tune_steps": 0}),
+                **{"schedule": "constant", "warmup": 2, "out": Path(out), "precision": "float32"},
+            ),
+            show=False,
+        )
+        shutil.rmtree(out)  # so that what the second knows is on the storage
+    assert "1 trial goes on from one of fewer steps." in capsys.readouterr().err
+    assert [engine.steps[0] for engine in engines] == [1, 5]
+
+
+def test_a_checkpoint_that_the_storage_does_not_take_is_told(study, url, monkeypatch):
+    short = trial(study, "rope", steps=4, **CONSTANT_RATE)
+    assert run(Direct(url), study, short).reason is None
+    long = dataclasses.replace(short, steps=8)
+    assert reuse.continue_trials(study, [long], [study]) == 1
+    engine = Direct(url)
+    write = Storage.write
+
+    def refuse(storage, name, content):
+        if name == f"{long.folder}/checkpoint-4.safetensors":
+            raise PermissionError("not yours")
+        write(storage, name, content)
+
+    monkeypatch.setattr(Storage, "write", refuse)
+    engine.prepare(study, [long], 5)
+    engine.submit(long)
+    _, note = engine.wait()
+    why = f"{url} did not take its checkpoint (OSError: not yours); it begins again"
+    assert note == {"kind": "note", "text": why}
+    assert (study / long.folder / "checkpoint.json").is_file()
+
+
+@pytest.mark.parametrize(("step_here", "step_there", "step_kept"), [(5, 10, 10), (10, 5, 10)])
+def test_the_checkpoint_of_most_steps_is_gone_on_from(tmp_path, step_here, step_there, step_kept):
+    storage = Storage(f"file://{tmp_path}/kept")
+    for home, step in ((tmp_path / "a" / "rope", step_there), (tmp_path / "b" / "rope", step_here)):
+        home.mkdir(parents=True)
+        (home / f"checkpoint-{step}.safetensors").write_bytes(b"%d" % step)
+        cursor = Cursor("t", step, tensors=f"checkpoint-{step}.safetensors")
+        (home / CHECKPOINT_FILE).write_text(cursor.to_json(), encoding="utf-8")
+        move_checkpoint(storage, home)
+        assert list(home.iterdir()) == []
+    names = [f"checkpoint-{step_kept}.safetensors", "checkpoint.json"]
+    assert sorted(storage.names("rope")) == names
+    cursor = Cursor.from_json((storage.read("rope/checkpoint.json") or b"").decode())
+    assert cursor.step == step_kept
+    move_checkpoint(storage, home)  # there is none
+    (home / CHECKPOINT_FILE).write_text("damaged", encoding="utf-8")
+    move_checkpoint(storage, home)
+    (home / CHECKPOINT_FILE).write_text(Cursor("t", 99, tensors="gone").to_json(), encoding="utf-8")
+    with pytest.raises(OSError, match="its tensors are gone"):
+        move_checkpoint(storage, home)
+    assert sorted(storage.names("rope")) == names
