@@ -430,8 +430,7 @@ def why_no_interval(standing: Standing) -> str | None:
             for num_seeds in range(2, 99)
             if significance_level(pairs.kind_of_values, len(pairs.names), num_seeds)
         )
-        # Some encoding has so many seeds, so that trials of others are missing: what is left says
-        # no more than a smaller study would, and more seeds of all would not mend that.
+        # Some encoding has as many seeds as that already: what is missing is trials of the others.
         if pairs.degrees_of_freedom < 1 or num_needed_seeds <= max_num_seeds:
             return "they have too few seeds in common: run the same seeds of all"
         return f"{max_num_seeds} seeds cannot decide this: take --seeds {num_needed_seeds}"
