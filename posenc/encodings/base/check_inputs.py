@@ -476,8 +476,7 @@ def _check_placeless_tokens(caller: str, name: str, positions: Tensor) -> None:
         )
     for row in positions.reshape(-1, *positions.shape[-2:]):
         index_of_cell = (~row.isnan().any(-1)).nonzero()[:, 0]
-        number_of_cell = _numbers_in_reading_order(row[index_of_cell])
-        is_split = (number_of_cell.diff() == 1) & (index_of_cell.diff() > 1)
+        is_split = _is_followed_inside_a_grid(row[index_of_cell], index_of_cell.diff())
         if is_split.any():
             last_cell = int(index_of_cell[:-1][is_split][0])
             raise ValueError(
@@ -485,6 +484,18 @@ def _check_placeless_tokens(caller: str, name: str, positions: Tensor) -> None:
                 "middle of a grid. Put class tokens before its cells, as "
                 "posenc.positions.grid(class_tokens=) does, or after them."
             )
+
+
+def _is_followed_inside_a_grid(cells: Tensor, index_steps: Tensor) -> Tensor:
+    """Return booleans (cells - 1), True for each cell that tokens without a place follow, before
+    the next cell of the same grid: the one after it or, if they take the places of cells, the one
+    after these. index_steps: from each cell to the next one, in tokens, (cells - 1)."""
+    number_steps = _numbers_in_reading_order(cells).diff()
+    stays_in_row = cells[1:, -2] == cells[:-1, -2]
+    # Only where all other cells stand in reading order: a draw of cells may have any steps.
+    is_whole_otherwise = bool(((number_steps == index_steps) | (number_steps <= 0)).all())
+    takes_places = is_whole_otherwise & stays_in_row & (number_steps == index_steps)
+    return (index_steps > 1) & ((number_steps == 1) | takes_places)
 
 
 def _numbers_in_reading_order(cells: Tensor) -> Tensor:

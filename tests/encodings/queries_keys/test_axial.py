@@ -170,11 +170,33 @@ def test_a_class_token_in_the_middle_of_a_grid_is_refused(index):
         AxialRoPE(16, interleaved=True, axes=(8, 4, 4))(*torch.randn(2, 1, 2, 19, 16), frames)
 
 
+@pytest.mark.parametrize("index, count", [(1, 1), (5, 2), (10, 1)])
+def test_a_class_token_in_the_place_of_a_cell_is_refused(index, count):
+    cells = grid(3, 4).double()
+    cells[index : index + count] = torch.nan
+    rope, x = AxialRoPE(16, interleaved=False), torch.randn(1, 2, 24, 16)
+    with pytest.raises(ValueError, match=f"of index {index}, in the middle of a grid"):
+        rope(x[:, :, :12], x[:, :, :12], cells)
+    two_pictures = torch.cat([cells, grid(3, 4).double()])
+    with pytest.raises(ValueError, match=f"of index {index}, in the middle of a grid"):
+        rope(x, x, two_pictures)
+
+
+def test_class_tokens_beside_cells_that_were_drawn_are_none_in_the_middle():
+    nowhere = torch.full((1, 2), torch.nan)
+    kept = grid(3, 4)[[5, 2, 4]], grid(3, 4)[[6, 11, 0]]  # of two pictures; 4 and 6 are in a row
+    cells = torch.cat([nowhere, kept[0], nowhere, kept[1]])
+    x = torch.randn(1, 2, len(cells), 16)
+    assert AxialRoPE(16, interleaved=False)(x, x, cells)[0].isfinite().all()
+
+
 def test_class_tokens_beside_a_grid_are_none_in_the_middle():
     two_pictures = torch.cat([grid(2, 3, class_tokens=2), grid(3, 2, class_tokens=1)])
+    one_cell = split_by_a_class_token(split_by_a_class_token(grid(1, 1, text_after=1), 1), 1)
     between_text = split_by_a_class_token(grid(3, 3, text_before=2, text_after=2), 2)
     for cells in (
         two_pictures,
+        one_cell,
         between_text,
         split_by_a_class_token(grid(3, 3, text_after=2), 9),
         split_by_a_class_token(grid(2, 3, centred=True), 6),
