@@ -182,7 +182,15 @@ def sound(rng: random.Random, command: str) -> list[str]:
                 "2",
                 "--layers",
                 "1",
-                *option([["--seeds", "2"], ["--kv-heads", "1"], ["--objective", "causal"], []]),
+                *option(
+                    [
+                        ["--seeds", "2"],
+                        ["--kv-heads", "1"],
+                        ["--objective", "causal"],
+                        ["--train-lengths", "4,8,16"],
+                        [],
+                    ]
+                ),
                 *option([["--projections", "k=v"], ["--yes"], ["--lr", "0.01"], []]),
                 "--out",
                 fresh,

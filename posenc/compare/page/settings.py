@@ -339,7 +339,8 @@ def _training_fact(trial: TrialConfig, study: Study) -> tuple[str, str]:
     tables_text = f"tables of encodings {factors[0]:g} times it"
     if len(factors) > 1:
         tables_text = f"tables of encodings {factors[0]:g} to {factors[-1]:g} times it"
-    notes = f", {trial.micro_batch} windows at a time" if trial.micro_batch else ""
+    which = " of the longest, or as many tokens," if trial.train_lengths else ""
+    notes = f", {trial.micro_batch} windows{which} at a time" if trial.micro_batch else ""
     notes += ", layers computed again in the backward pass" if trial.recompute else ""
     notes += _schedule_note(trial)
     notes += ", compiled" if trial.compile else ""

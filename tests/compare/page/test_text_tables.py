@@ -225,6 +225,10 @@ def test_several_training_lengths_are_named_wherever_one_is():
     sentence = "200 steps of 4,096 bytes in windows of 32, 64 or 128, drawn for each step, peak"
     assert facts_to_repeat(study)["training"].startswith(sentence)
     assert facts_to_repeat(STUDY)["training"].startswith("200 steps of 32 × 128 bytes, peak")
+    config = replace(study.trials[0], micro_batch=4)
+    in_pieces = study_of(replace(study.results[0], config=config))
+    pieces = ", 4 windows of the longest, or as many tokens, at a time"
+    assert facts_to_repeat(in_pieces)["training"].endswith(pieces)
     assert "at 32, 64 and 128 bytes; elsewhere" in table_of(study).caption
     assert "at 128 bytes; elsewhere" in table_of(STUDY).caption
     text = CorpusInfo("a text", "0" * 16, 1, 9000, 900, 900, "each 20th")
