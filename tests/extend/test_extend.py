@@ -2,6 +2,7 @@
 trace."""
 
 import dataclasses
+import functools
 import json
 import math
 import subprocess
@@ -399,7 +400,9 @@ def test_entropy_equals_that_of_the_weights_that_eager_attention_shows(family, t
     checkpoint = load_checkpoint(save(family, tmp_path / family))
     tokens = windows.tokens[:1]
     got = attention_entropy(checkpoint.model, tokens)
+    at_once = attention_entropy(checkpoint.model, tokens, in_one_piece=True)
     assert got is not None
+    torch.testing.assert_close(at_once, got, rtol=1e-5, atol=1e-6)
     checkpoint.model.set_attn_implementation("eager")
     with torch.inference_mode():
         shown = checkpoint.model(tokens, output_attentions=True).attentions
@@ -408,6 +411,24 @@ def test_entropy_equals_that_of_the_weights_that_eager_attention_shows(family, t
     expected = torch.stack([torch.special.entr(w).sum(-1).mean((0, 1)) for w in shown]).mean(0)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
     assert (got[0] == 0.0) == (family != "gpt_oss")
+
+
+def test_entropy_in_one_piece_keeps_no_cache(llama, windows, monkeypatch):
+    model = load_checkpoint(llama).model
+    forward, caches = model.forward, []
+
+    @functools.wraps(forward)  # with its signature, which says that it takes use_cache
+    def noted(*arguments, **options):
+        out = forward(*arguments, **options)
+        caches.append(out.past_key_values)
+        return out
+
+    monkeypatch.setattr(model, "forward", noted)
+    attention_entropy(model, windows.tokens[:1])
+    assert None not in caches
+    caches.clear()
+    attention_entropy(model, windows.tokens[:1], in_one_piece=True)
+    assert caches == [None]
 
 
 def test_position_maps_equal_the_plain_model_below_their_window(llama, windows):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from posenc.extend.measure.losses import LossReader
 from posenc.extend.measure.tasks import PasskeyGrid, TaskGrid, TaskScore
 from posenc.hf.checkpoint.tokenization import Windows
+from posenc.hf.chunked_logits import call_without_cache
 from posenc.hf.transformers_compat import arguments_for_next_step
 from posenc.statistics.text_intervals import Estimate, estimate_mean
 
@@ -277,10 +278,13 @@ def attention_entropy(model: Any, tokens: Tensor, *, in_one_piece: bool = False)
     try:
         model.set_attn_implementation(ENTROPY_IMPLEMENTATION)
         entropy_pieces: list[Tensor] = []
-        cache_arguments: dict[str, Any] = {} if in_one_piece else {"use_cache": True}
+        cache_arguments: dict[str, Any] = {"use_cache": True}
         for piece in [tokens] if in_one_piece else tokens.split(MAX_QUERIES_AT_ONCE, dim=1):
-            out = model(piece, **cache_arguments)
-            cache_arguments = {} if in_one_piece else arguments_for_next_step(model, out)
+            if in_one_piece:
+                call_without_cache(model, piece)
+            else:
+                out = model(piece, **cache_arguments)
+                cache_arguments = arguments_for_next_step(model, out)
             if not entropy_of_layers:
                 return None
             entropy_pieces.append(
@@ -308,9 +312,7 @@ def _attend_with_entropy(
     entropy of each row, (rows). options: the other arguments of its interface."""
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     is_causal = getattr(module, "is_causal", True) and mask is None
-    queries_per_key_head = query.shape[1] // key.shape[1]
-    key = key.repeat_interleave(queries_per_key_head, 1)
-    value = value.repeat_interleave(queries_per_key_head, 1)
+    num_key_heads = key.shape[1]
     keys_transposed = key.float().mT
     out = torch.empty_like(query[..., : value.shape[-1]])
     entropy = query.new_zeros(query.shape[2], dtype=torch.float32)
@@ -320,7 +322,10 @@ def _attend_with_entropy(
     )
     for start in range(0, query.shape[2], step):
         rows = slice(start, start + step)
-        scores = query[:, :, rows].float() @ keys_transposed * scale
+        # Queries that share a key head are rows of one product, so that no key is copied for them.
+        queries = query[:, :, rows].float()
+        queries_by_key_head = queries.unflatten(1, (num_key_heads, -1)).flatten(2, 3)
+        scores = (queries_by_key_head @ keys_transposed).view(*queries.shape[:3], -1) * scale
         if options.get("softcap") is not None:
             scores = torch.tanh(scores / options["softcap"]) * options["softcap"]
         if mask is not None:
@@ -330,7 +335,9 @@ def _attend_with_entropy(
             scores = scores.masked_fill(~is_seen.tril(first_query + start), -torch.inf)
         weights = _append_sinks(scores, options.get("s_aux")).softmax(-1)
         entropy[rows] = torch.special.entr(weights).sum(-1).mean((0, 1))
-        out[:, :, rows] = weights[..., : key.shape[2]].to(value.dtype) @ value
+        weights_of_keys = weights[..., : key.shape[2]].to(value.dtype)
+        weights_by_key_head = weights_of_keys.unflatten(1, (num_key_heads, -1)).flatten(2, 3)
+        out[:, :, rows] = (weights_by_key_head @ value).view(*queries.shape[:3], -1)
     return out, entropy
 
 
