@@ -19,6 +19,9 @@ OPERATORS_OF_VALUES = (
 )
 """Operators that return the value of a tensor of one element to Python."""
 
+GROUPED_PRODUCT = getattr(torch.ops.aten, "_grouped_mm", None)
+"""Operator of the products of experts; None in releases of torch without it."""
+
 
 class SimulatedMemory(TorchDispatchMode):
     """Add up the bytes of all tensors that operators return inside the block, while they exist.
@@ -50,7 +53,10 @@ class SimulatedMemory(TorchDispatchMode):
             options["device"] = torch.device("meta")
         if operator in OPERATORS_OF_VALUES:
             return 1  # code that asks whether all rows are plain ones finds that they are
-        out = operator(*arguments, **options)
+        if GROUPED_PRODUCT is not None and operator is GROUPED_PRODUCT.default:
+            out = _grouped_product(operator, *arguments, **options)
+        else:
+            out = operator(*arguments, **options)
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor) and leaf.is_meta:
                 self._count(leaf)
@@ -71,6 +77,15 @@ class SimulatedMemory(TorchDispatchMode):
         self._known_storages.add(reference)
         self.live += num_bytes
         self.peak = max(self.peak, self.live)
+
+
+def _grouped_product(
+    operator: Any, first: Tensor, second: Tensor, *others: Any, **options: Any
+) -> Tensor:
+    """Return what torch's grouped product of two tensors without values returns, in their dtype. On
+    the meta device torch takes bfloat16 only, on others float32 as well."""
+    out = operator(first.bfloat16(), second.bfloat16(), *others, **options)
+    return out.to(first.dtype)
 
 
 def bytes_of_weights(model: nn.Module) -> int:

@@ -236,6 +236,17 @@ def test_the_planned_tensors_are_those_that_a_method_takes(family, method, tmp_p
     assert planned.at_work == pytest.approx(real.peak - weights, rel=0.15)
 
 
+def test_experts_are_planned_in_float32_too(tmp_path):
+    folder = save("gpt_oss", tmp_path / "gpt_oss")
+    options = Options(tune=TuneConfig(1, batch=1))
+    in_float32 = stages_of(folder, options)
+    in_bfloat16 = stages_of(folder, replace(options, precision="bfloat16"))
+    for stage, half_stage in zip(in_float32, in_bfloat16, strict=True):
+        assert stage.weights == pytest.approx(2 * half_stage.weights, rel=0.01)
+        # About twice as much: logits are widened in both.
+        assert half_stage.at_work < stage.at_work < 2.2 * half_stage.at_work
+
+
 def test_devices_of_different_size_get_what_they_have_room_for():
     assert device_sizes("cpu", "2x80,24") == ("cuda", [80 * GB, 80 * GB, 24 * GB])
     stage = Stage("tuning", weights=60 * GB, kept=10 * GB, at_work=4 * GB)
