@@ -52,7 +52,6 @@ from posenc.compare.sources import CorpusInfo, GivenTable
 from posenc.compare.trial.config import (
     ENCODING_LR,
     MAX_ENTRIES,
-    RecordOfTrials,
     TrialConfig,
     check_encoding_name,
 )
@@ -110,7 +109,7 @@ class Timing(Record):
 
 
 @dataclass(frozen=True)
-class TrialResult(RecordOfTrials):
+class TrialResult(Record):
     """The result of one trial; `reason` is why it failed, or None.
 
     by_length: losses over non-overlapping windows of each test length.
@@ -374,7 +373,7 @@ def kept_by_study(
 
 
 @dataclass(frozen=True)
-class Study(RecordOfTrials):
+class Study(Record):
     """A whole comparison, finished or not.
 
     labels: the user's names of encodings by the text in their trials; the summary, the

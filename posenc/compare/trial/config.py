@@ -8,18 +8,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from posenc.command_line.options import require_choice
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import read_file_text
-from posenc.files.sealed_json import (
-    Record,
-    check_count,
-    check_rising,
-    check_text_length,
-    seal,
-)
+from posenc.files.sealed_json import check_count, check_rising, check_text_length
 from posenc.tasks.registry import TEXT, find_task
 
 RECIPE = 7
@@ -53,8 +46,6 @@ _NEWER_FIELDS = (
     *("architecture", "warmup", "schedule", "train_lengths"),
 )
 """Fields that older trials lack; their defaults are what these trials did."""
-_WRITTEN_IF_SET = ("train_lengths",)
-"""Those of them that files have only of trials that set them: the files of others stay the same."""
 CAUSAL = "causal"
 """The objective of a decoder: predict the next byte, or token."""
 MASKED = "masked"
@@ -327,36 +318,6 @@ class TrialConfig:
         return f"{self.name}-{self.hash}"
 
 
-class RecordOfTrials(Record):
-    """A record that has trials, or records of trials, among its fields: of these it writes the
-    fields of _WRITTEN_IF_SET only where they are set."""
-
-    def to_json(self) -> str:
-        """Return the record as JSON text with its hash."""
-        return seal(_fields_to_write(self))
-
-
-def _fields_to_write(record: Any) -> dict[str, Any]:
-    """Return the fields of a trial, or of a record of trials, that its JSON has, by name."""
-    values = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
-    for name, value in values.items():
-        if _is_of_trials(value):
-            values[name] = _fields_to_write(value)
-        elif isinstance(value, tuple) and all(map(_is_of_trials, value)):
-            values[name] = [_fields_to_write(item) for item in value]
-    return _without_unset_fields(values)
-
-
-def _is_of_trials(value: Any) -> bool:
-    """Return True for a trial, and for a record of trials."""
-    return isinstance(value, TrialConfig | RecordOfTrials)
-
-
-def _without_unset_fields(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a trial without those of _WRITTEN_IF_SET that are not set."""
-    return {name: value for name, value in values.items() if value or name not in _WRITTEN_IF_SET}
-
-
 def undivided_length(lengths: Sequence[int], num_tokens: int) -> int | None:
     """Return the first of these lengths of windows that does not divide the tokens of a step; None
     if all do."""
@@ -387,8 +348,7 @@ def describe_trial(trial: TrialConfig) -> str:
 
 def write_trial(folder: Path, config: TrialConfig) -> None:
     """Write config.json into the trial's folder, for its worker."""
-    fields = _without_unset_fields(dataclasses.asdict(config))
-    write_atomically(folder / "config.json", json.dumps(fields, indent=1))
+    write_atomically(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=1))
 
 
 def read_trial(folder: Path) -> TrialConfig:
