@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
     return save("llama", tmp_path_factory.mktemp("plan") / "llama")
 
 
-def stages_of(folder, options, *, method="ntk", is_exported=False, **devices):
+def stages_of(folder, options, *, method: str | None = "ntk", is_exported=False, **devices):
     """The stages at TARGET tokens."""
     return plan_stages(folder, TARGET, options, method=method, is_exported=is_exported, **devices)
 
@@ -152,15 +152,15 @@ def test_a_model_that_cannot_be_extended_is_not_planned(tmp_path):
 def test_more_tokens_are_planned_for_those_who_read_more(tmp_path):
     """Without a longer table GPT-2 reads as many tokens as it has rows; and a window that rolls
     needs no cache of the whole text."""
-    tasks = {"task": ["none"]}
+    without_tasks = Options(task=["none"])
     gpt2 = save("gpt2", tmp_path / "gpt2")
-    unchanged, longer = stages_of(gpt2, Options(**tasks), method="tile")
+    unchanged, longer = stages_of(gpt2, without_tasks, method="tile")
     assert longer.weights == unchanged.weights + 4 * 32 * (TARGET - LENGTH)
     assert longer.at_work > unchanged.at_work
     sizes = {"vocab_size": 100_000, "max_position_embeddings": 1024}  # pieces of 167 tokens
     qwen2 = save("qwen2", tmp_path / "qwen2", **sizes)
     (all_of_4096, rolling), (all_of_8192, rolling_further) = (
-        plan_stages(qwen2, length, Options(**tasks), method="window", is_exported=False)
+        plan_stages(qwen2, length, without_tasks, method="window", is_exported=False)
         for length in (4096, 8192)
     )
     assert rolling.at_work < all_of_4096.at_work < all_of_8192.at_work
@@ -188,17 +188,17 @@ def test_a_search_reads_its_own_windows(folder):
 def test_drope_tunes_on_short_rows_beside_the_original_model(tmp_path):
     folder = save("smollm3", tmp_path / "smollm3")
 
-    def tuning_stage(method, **config) -> Stage:
+    def tuning_stages(method, **config) -> list[Stage]:
         options = Options(tune=TuneConfig(1, batch=1, **config))
         devices = {"device": "cuda", "num_devices": 2}
         # Longer than the tokens that short rows have together.
         return plan_stages(folder, 16_384, options, method=method, is_exported=False, **devices)[1:]
 
-    stretched, in_processes = tuning_stage("ntk", lora_rank=2)
+    stretched, in_processes = tuning_stages("ntk", lora_rank=2)
     assert in_processes.name == IN_PROCESSES
-    (recalibrated,) = tuning_stage("drope", lora_rank=2)
+    (recalibrated,) = tuning_stages("drope", lora_rank=2)
     assert recalibrated.kept < 0.6 * stretched.kept
-    (from_text,) = tuning_stage("drope", lora_rank=2, distill=False)
+    (from_text,) = tuning_stages("drope", lora_rank=2, distill=False)
     assert from_text.at_work < recalibrated.at_work
 
 
