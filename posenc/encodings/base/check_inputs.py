@@ -489,21 +489,27 @@ def _check_placeless_tokens(caller: str, name: str, positions: Tensor) -> None:
 def _is_followed_inside_a_grid(cells: Tensor, index_steps: Tensor) -> Tensor:
     """Return booleans (cells - 1), True for each cell that tokens without a place follow, before
     the next cell of the same grid: the one after it or, if they take the places of cells, the one
-    after these. index_steps: from each cell to the next one, in tokens, (cells - 1)."""
-    number_steps = _numbers_in_reading_order(cells).diff()
-    stays_in_row = cells[1:, -2] == cells[:-1, -2]
-    # Only where all other cells stand in reading order: a draw of cells may have any steps.
-    is_whole_otherwise = bool(((number_steps == index_steps) | (number_steps <= 0)).all())
-    takes_places = is_whole_otherwise & stays_in_row & (number_steps == index_steps)
-    return (index_steps > 1) & ((number_steps == 1) | takes_places)
+    after these.
 
-
-def _numbers_in_reading_order(cells: Tensor) -> Tensor:
-    """Return the number of each cell (cells, axes) in the grid of all their rows and columns, which
-    are the last two axes, counted row by row."""
-    index_of_row = cells[:, -2].unique(return_inverse=True)[1]
-    columns, index_of_column = cells[:, -1].unique(return_inverse=True)
-    return index_of_row * len(columns) + index_of_column
+    cells: (cells, axes); rows and columns are the last two axes. index_steps: from each cell to the
+    next one, in tokens, (cells - 1).
+    """
+    if not len(cells):
+        return torch.zeros(0, dtype=torch.bool)
+    index_of_row, index_of_column = (
+        cells[:, axis].unique(return_inverse=True)[1] for axis in (-2, -1)
+    )
+    row_steps, column_steps = index_of_row.diff(), index_of_column.diff()
+    # Steps from cell to cell, where these are counted row by row.
+    number_steps = row_steps * (index_of_column.max() + 1) + column_steps
+    # Of cells that were drawn, as a training that drops patches has them, nothing is known: the
+    # first one of a picture may happen to come after the last one of the picture before.
+    leaves_columns_out = (row_steps == 0) & (column_steps > 1)
+    begins_no_row = (row_steps == 1) & (column_steps > 0)
+    leaves_cells_out = (row_steps > 1) | leaves_columns_out | begins_no_row
+    are_drawn = (leaves_cells_out & (index_steps == 1)).any()
+    takes_places = (row_steps == 0) & (column_steps == index_steps)
+    return (index_steps > 1) & ((number_steps == 1) | takes_places) & ~are_drawn
 
 
 def _check_real_positions(caller: str, name: str, positions: Tensor) -> None:

@@ -177,17 +177,18 @@ def test_a_class_token_in_the_place_of_a_cell_is_refused(index, count):
     rope, x = AxialRoPE(16, interleaved=False), torch.randn(1, 2, 24, 16)
     with pytest.raises(ValueError, match=f"of index {index}, in the middle of a grid"):
         rope(x[:, :, :12], x[:, :, :12], cells)
-    two_pictures = torch.cat([cells, grid(3, 4).double()])
+    two_pictures = torch.cat([cells, grid(4, 3).double()])
     with pytest.raises(ValueError, match=f"of index {index}, in the middle of a grid"):
         rope(x, x, two_pictures)
 
 
 def test_class_tokens_beside_cells_that_were_drawn_are_none_in_the_middle():
     nowhere = torch.full((1, 2), torch.nan)
-    kept = grid(3, 4)[[5, 2, 4]], grid(3, 4)[[6, 11, 0]]  # of two pictures; 4 and 6 are in a row
-    cells = torch.cat([nowhere, kept[0], nowhere, kept[1]])
-    x = torch.randn(1, 2, len(cells), 16)
-    assert AxialRoPE(16, interleaved=False)(x, x, cells)[0].isfinite().all()
+    # Of two pictures: 4 and 6 are in a row, and 5 is the one after 4.
+    for first, second in (([5, 2, 4], [6, 11, 0]), ([0, 2, 4], [5, 8, 11])):
+        cells = torch.cat([nowhere, grid(3, 4)[first], nowhere, grid(3, 4)[second]])
+        x = torch.randn(1, 2, len(cells), 16)
+        assert AxialRoPE(16, interleaved=False)(x, x, cells)[0].isfinite().all()
 
 
 def test_class_tokens_beside_a_grid_are_none_in_the_middle():
