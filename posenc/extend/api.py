@@ -56,7 +56,8 @@ def run(
         documents: texts to measure on, like those of the training; None for the source of
             Python's standard library, which says little about other models.
         method, out, options, as_bytes, as_ids, progress: see `posenc.extend.extend`.
-        report: a file for the page; None for extend.html in `out`, or nowhere.
+        report: a file for the page, with its table as CSV beside it; None for extend.html in `out`,
+            or nowhere.
         figures: a folder for every figure as SVG, PDF, PNG and CSV.
 
     Returns: every measured variant, the recommendation with its reason, and the proof of what was
@@ -82,6 +83,7 @@ def run(
     """
     paths = [None if path is None else Path(path) for path in (out, report, figures)]
     prepare_outputs(*paths)
+    _refuse_foreign_table(paths[1])
     texts = read_documents([]) if documents is None else documents
     outcome = extend(
         folder,
@@ -107,6 +109,8 @@ def run(
     )
     for line in write_page(page_of(outcome_report), page_path, figures):
         warnings.warn(line, stacklevel=2)
+    if page_path is not None:
+        write_table(outcome, page_path.with_suffix(".csv"))
     return outcome
 
 

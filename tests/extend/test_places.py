@@ -101,10 +101,20 @@ def test_the_function_replaces_no_file_by_a_page(llama, tmp_path):
     with pytest.raises(ValueError, match=r"thesis\.txt exists already"):
         extend.run(llama, TARGET, texts, method="ntk", report=thesis, options=OPTIONS)
     assert thesis.read_text() == "mine"
+    table = tmp_path / "thesis.csv"
+    table.write_text("mine")
+    with pytest.raises(
+        ValueError, match=r"thesis\.csv exists already and is no table of this page"
+    ):
+        extend.run(
+            llama, TARGET, texts, method="ntk", report=tmp_path / "thesis.html", options=OPTIONS
+        )
+    assert table.read_text() == "mine"
 
 
 def test_the_function_writes_its_page_into_the_new_folder(llama, tmp_path, undrawn):
     out, texts = tmp_path / "out", TEXT.split("<|endoftext|>")
     given = {"method": "ntk", "out": out, "options": OPTIONS}
     assert extend.run(llama, TARGET, texts, report=out / "mine.html", **given).proof is not None
+    assert (out / "mine.csv").read_text(encoding="utf-8").startswith("method,start,stop,loss")
     assert (out / "mine.html").exists() and not (out / "extend.html").exists()
