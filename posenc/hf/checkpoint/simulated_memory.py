@@ -56,7 +56,7 @@ class SimulatedMemory(TorchDispatchMode):
         if GROUPED_PRODUCT is not None and operator is GROUPED_PRODUCT.default:
             out = _grouped_product(operator, *arguments, **options)
         else:
-            out = operator(*arguments, **options)
+            out = _without_values(operator, *arguments, **options)
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor) and leaf.is_meta:
                 self._count(leaf)
@@ -77,6 +77,19 @@ class SimulatedMemory(TorchDispatchMode):
         self._known_storages.add(reference)
         self.live += num_bytes
         self.peak = max(self.peak, self.live)
+
+
+def _without_values(operator: Any, *arguments: Any, **options: Any) -> Any:
+    """Return what an operator returns for tensors without values. Raises: ValueError for one whose
+    result is as large as values say."""
+    try:
+        return operator(*arguments, **options)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"the model's code makes a tensor as large as values say ({operator}), and a plan has "
+            "no values, so its memory cannot be simulated. Plan with a newer transformers or "
+            "torch, if there is one, or leave the plan out."
+        ) from error
 
 
 def _grouped_product(
