@@ -80,15 +80,15 @@ class SimulatedMemory(TorchDispatchMode):
 
 
 def _without_values(operator: Any, *arguments: Any, **options: Any) -> Any:
-    """Return what an operator returns for tensors without values. Raises: ValueError for one whose
-    result is as large as values say."""
+    """Return what an operator returns for tensors without values. Raises: ValueError for one that
+    torch does not run on them, such as `nonzero`, whose result is as large as values say."""
     try:
         return operator(*arguments, **options)
     except NotImplementedError as error:
         raise ValueError(
-            f"the model's code makes a tensor as large as values say ({operator}), and a plan has "
-            "no values, so its memory cannot be simulated. Plan with a newer transformers or "
-            "torch, if there is one, or leave the plan out."
+            f"the model's code calls {operator}, which torch does not run on tensors without "
+            "values, and a plan has no others, so its memory cannot be simulated. Plan with a "
+            "newer transformers or torch, if there is one, or leave the plan out."
         ) from error
 
 
