@@ -81,6 +81,7 @@ def test_a_suite_takes_no_other_tasks():
         make_plan(Options(suite=True, budget="huge"))
 
 
+@pytest.mark.slow
 def test_the_suite_runs_as_one_command(tmp_path, capsys, undrawn):
     text = tmp_path / "text.txt"
     text.write_bytes(prose(19_200))

@@ -103,7 +103,7 @@ def test_trials_that_choose_a_rate_have_the_same_lengths():
     assert {trial.train_lengths for trial in tuned.rate_trials} == {(32, 64, 128)}
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "t5"])
 @pytest.mark.parametrize("changes", [{}, {"micro_batch": 4}, {"recompute": True}], ids=str)
 def test_the_memory_is_that_of_the_longest_windows(encoding, changes):

@@ -186,6 +186,7 @@ def test_a_search_reads_its_own_windows(folder):
     assert all_methods[0] == stretched
 
 
+@pytest.mark.slow
 def test_drope_tunes_on_short_rows_beside_the_original_model(tmp_path):
     folder = save("smollm3", tmp_path / "smollm3")
 
@@ -218,6 +219,7 @@ def test_the_proof_reads_as_many_tokens_as_the_given_training_length_says(folder
     assert proving_shorter.at_work < proving.at_work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family, method", [("llama", "dynamic"), ("gpt2", "tile")])
 def test_the_planned_tensors_are_those_that_a_method_takes(family, method, tmp_path):
     # Eight windows are read in four pieces, if they are read in pieces.
