@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -188,9 +188,9 @@ def _check_same_recipe(folder: str, study: Study, trial: TrialConfig) -> None:
 _PLACES = (("near", "at the training length"), ("far", "on far bytes"))
 """Fields of SizeLosses, and where these losses are, in words."""
 _HOW_TO_READ = (
-    "A lead is by how many bits per byte a row is ahead of the best other row in models of one "
-    "size; below 0 it is behind. The slope is its change with each doubling of the parameters, by "
-    "least squares over all sizes."
+    "A lead is by how many bits per byte a row is ahead of the best row of another encoding in "
+    "models of one size; below 0 it is behind. The slope is its change with each doubling of the "
+    "parameters, by least squares over all sizes."
 )
 _SAME_TOKENS = "All sizes have as many training tokens for each parameter."
 
@@ -201,12 +201,14 @@ class SizeLosses:
 
     parameters: of the smallest model, an encoding's own included.
     near, far: at the training length, and of far bytes in the longest windows.
+    encoding_of: the encoding of each row; a row that is not named is its own.
     units: of the text.
     """
 
     parameters: int
     near: Mapping[str, float]
     far: Mapping[str, float]
+    encoding_of: Mapping[str, str] = field(default_factory=dict)
     units: Units = UNITS_OF_BYTES
 
 
@@ -225,17 +227,21 @@ def losses_of_size(study: Study) -> SizeLosses:
         min((row.parameters for row in rows), default=0),
         {name: fmean(bits) for name, bits in near_by_row.items()},
         {name: fmean(bits) for name, bits in far_by_row.items()},
+        {row.name: row.encoding for row in rows},
         units_of(study),
     )
 
 
 def leads_over_size(
     losses_of_sizes: Sequence[tuple[int, Mapping[str, float]]],
+    encoding_of: Mapping[str, str] | None = None,
 ) -> dict[str, list[float]]:
-    """Return by how many bits each row is ahead of the best other row, at each size; negative where
-    it is behind. Rows that a size lacks are left out.
+    """Return by how many bits each row is ahead of the best row of another encoding, at each size;
+    negative where it is behind. Rows that a size lacks are left out; {} if those of one encoding
+    are left.
 
-    losses_of_sizes: parameters and losses by row, at least two rows.
+    losses_of_sizes: parameters and losses by row.
+    encoding_of: the encoding of each row; a row that is not named is its own.
 
     >>> leads_over_size([(1000, {"a": 2.0, "b": 2.5}), (2000, {"a": 2.0, "b": 1.75})])
     {'a': [0.5, -0.25], 'b': [-0.5, 0.25]}
@@ -245,13 +251,16 @@ def leads_over_size(
         for name in losses_of_sizes[0][1]
         if all(name in losses for _, losses in losses_of_sizes)
     ]
-    if len(names) < 2:
+    known_encodings = encoding_of or {}
+    own_encoding = {name: known_encodings.get(name, name) for name in names}
+    if len(set(own_encoding.values())) < 2:
         return {}
     leads: dict[str, list[float]] = {}
     for name in names:
+        # The same weights in a window are no rival: a row would lead over itself by nothing.
+        rivals = [other for other in names if own_encoding[other] != own_encoding[name]]
         leads[name] = [
-            min(losses[other] for other in names if other != name) - losses[name]
-            for _, losses in losses_of_sizes
+            min(losses[rival] for rival in rivals) - losses[name] for _, losses in losses_of_sizes
         ]
     return leads
 
@@ -287,7 +296,7 @@ def report_of_ladder(sizes: Sequence[SizeLosses], how_trained: str = _SAME_TOKEN
     for place, place_of_bytes in _PLACES:
         place_in_words = units.write(place_of_bytes)
         losses_of_sizes = [(size.parameters, getattr(size, place)) for size in sizes]
-        leads = leads_over_size(losses_of_sizes)
+        leads = leads_over_size(losses_of_sizes, sizes[0].encoding_of)
         if not leads:
             continue
         parameter_counts = [count for count, _ in losses_of_sizes]

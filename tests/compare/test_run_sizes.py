@@ -105,6 +105,16 @@ def test_a_lead_is_the_distance_to_the_best_other_row():
     assert slope_per_doubling([1000], [0.1]) is None and leads_over_size([(1, {"a": 1.0})]) == {}
 
 
+def test_another_reading_of_the_same_weights_is_no_rival():
+    losses = losses_of_size(STUDY)
+    leads = leads_over_size([(1000, losses.near)], losses.encoding_of)
+    assert leads["rope in a window"] == pytest.approx([2.1 - 1.9])
+    assert leads["rope"] == pytest.approx([2.1 - 4.0])
+    assert leads["alibi"] == pytest.approx([1.9 - 2.1])
+    alone = {"rope": 4.0, "rope in a window": 1.9}
+    assert leads_over_size([(1000, alone)], losses.encoding_of) == {}
+
+
 def test_the_sentence_says_a_lead_at_each_size_and_where_it_was_behind():
     leads = {"t5": [0.05, 0.02], "rope": [-0.05, -0.02]}
     said = lead_sentence([200_000, 3_500_000], leads, "at the training length")
