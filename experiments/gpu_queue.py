@@ -301,7 +301,7 @@ def trial(name: str, dry: bool) -> dict[str, Any]:
         )
     if dry:
         options |= {"train_length": 16, "test_lengths": "32", "steps": 2, "seeds": 1, "batch": 2}
-        options |= {"width": 16, "layers": 1, "heads": 2}
+        options |= {"width": 16, "layers": 4, "heads": 2}  # as many as a hybrid needs
     options |= {"device": "cpu" if dry else "cuda", "yes": True, "workers": 1}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
