@@ -248,7 +248,9 @@ def _line_for_use(
     tied_in_all = [name for name in next(iter(choices.values())).tied if name in tied_everywhere]
     are_decided = not any(choice.why_no_interval for choice in choices.values())
     if is_one_recipe and tied_in_all and are_decided:
-        taken_names = [most_served_then_cheapest(tied_in_all, encoding_of, first_judgement.cost)]
+        taken_names = [
+            most_served_then_cheapest(tied_in_all, first_judgement.places, first_judgement.cost)
+        ]
     else:
         taken_names = [choice.taken for choice in choices.values()]
     cost_in_words = _cost_in_words(

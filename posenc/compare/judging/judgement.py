@@ -266,7 +266,7 @@ def choose(
         return _choose_leader(standing, places, drift)
     # Without an interval nothing tells the tied apart, and the lowest loss is the best guess.
     taken = (
-        most_served_then_cheapest(tied_rows, encoding_of, cost)
+        most_served_then_cheapest(tied_rows, places, cost)
         if no_interval_reason is None
         else standing.order[0]
     )
@@ -335,14 +335,14 @@ def _one_of_each_encoding(names: Sequence[str], encoding_of: Mapping[str, str]) 
 
 
 def most_served_then_cheapest(
-    tied_rows: Sequence[str], encoding_of: Mapping[str, str], cost: EqualTime | None
+    tied_rows: Sequence[str], places: Places, cost: EqualTime | None
 ) -> str:
     """Return the row that most servers run; of several the one that takes the least time, if by
     more than MAX_SAME_COST_RATIO for certain; of several the best mean."""
-    max_num_servers = max(num_servers(encoding_of[name]) for name in tied_rows)
-    most_served_rows = [
-        name for name in tied_rows if num_servers(encoding_of[name]) == max_num_servers
-    ]
+    encoding_of = places.encoding_of
+    servers_of_row = {name: num_servers(places.text_of_row(name)) for name in tied_rows}
+    most_servers = max(servers_of_row.values())
+    most_served_rows = [name for name in tied_rows if servers_of_row[name] == most_servers]
     if cost is None:
         return most_served_rows[0]
     costs = cost.costs
@@ -370,7 +370,7 @@ def _row_for_both_places(
         return far.taken
     if far.taken in rows_in_both:
         return far.taken
-    return most_served_then_cheapest(rows_in_both, places.encoding_of, cost)
+    return most_served_then_cheapest(rows_in_both, places, cost)
 
 
 def _byte_table_that_no_model_beats(text_study: Study, near: Standing) -> ByteTable | None:

@@ -15,7 +15,7 @@ from posenc.compare.judging.judgement import (
     judge,
     moves_of_leads,
 )
-from posenc.compare.judging.near_far import near_and_far
+from posenc.compare.judging.near_far import Places, near_and_far
 from posenc.compare.judging.sentences import with_interval
 from posenc.compare.judging.served_by import SERVERS, has_learned_slopes, servers_of
 from posenc.compare.judging.standing import (
@@ -83,44 +83,43 @@ def _sentences_on_servers(study: Study) -> Iterator[str]:
     standing = judgement.places.far or judgement.places.near
     if judgement.taken is None or standing is None:
         return
-    encoding_of = judgement.places.encoding_of
-    encoding = encoding_of[judgement.taken]
-    if study.table is not None and not servers_of(encoding):
+    places = judgement.places
+    servers_of_taken = servers_of(places.text_of_row(judgement.taken))
+    if study.table is not None and not servers_of_taken:
         return  # a table names encodings as it likes, and of this name nothing is known
-    servers_without = [server for server in SERVERS if server not in servers_of(encoding)]
+    servers_without = [server for server in SERVERS if server not in servers_of_taken]
     if not servers_without:
         return
-    best_served = _best_served_rows(standing, encoding_of, servers_without)
-    encodings_ahead = []
+    best_served = _best_served_rows(standing, places, servers_without)
+    rows_ahead = []
     if best_served:
         rows_ahead = standing.order[: standing.order.index(best_served[0])]
-        encodings_ahead = [encoding_of[name] for name in rows_ahead]
+    unserved_rows = _unserved_rows([judgement.taken, *rows_ahead], places, servers_without)
     pair_gap = None
     if len(best_served) == 2:
         pair_gap = standing.gap(best_served[1], best_served[0])
     yield sentence_on_servers(
-        _unserved_encodings([encoding, *encodings_ahead], servers_without),
+        list(dict.fromkeys(places.encoding_of[row] for row in unserved_rows)),
         servers_without,
         {name: standing.gap(name) for name in best_served},
         standing.order[0],
         pair_gap,
+        any(has_learned_slopes(places.text_of_row(row)) for row in unserved_rows),
     )
 
 
-def _best_served_rows(
-    standing: Standing, encoding_of: Mapping[str, str], servers: Sequence[str]
-) -> list[str]:
+def _best_served_rows(standing: Standing, places: Places, servers: Sequence[str]) -> list[str]:
     """Return the best row that all of these servers run, and those that do not differ significantly
     from it; [] if they run none."""
     served_rows = [
-        name for name in standing.order if {*servers} <= {*servers_of(encoding_of[name])}
+        name for name in standing.order if {*servers} <= {*servers_of(places.text_of_row(name))}
     ]
     return [name for name in served_rows if (name, served_rows[0]) not in standing.worse_pairs]
 
 
-def _unserved_encodings(encodings: Sequence[str], servers: Sequence[str]) -> list[str]:
-    """Return the encodings that none of the servers runs, each once."""
-    return [name for name in dict.fromkeys(encodings) if not {*servers} & {*servers_of(name)}]
+def _unserved_rows(rows: Sequence[str], places: Places, servers: Sequence[str]) -> list[str]:
+    """Return the rows whose encoding none of the servers runs."""
+    return [row for row in rows if not {*servers} & {*servers_of(places.text_of_row(row))}]
 
 
 def _sentences_on_exclusions(study: Study) -> Iterator[str]:
@@ -462,6 +461,7 @@ def sentence_on_servers(
     best_served: Mapping[str, Gap],
     first_row: str,
     pair_gap: Gap | None = None,
+    with_learned_slopes: bool = False,
 ) -> str:
     """Write which servers have no decoder of encodings, and the best rows that they all run.
 
@@ -469,12 +469,13 @@ def sentence_on_servers(
     best_served: differences from the first of all rows, by row: the best served row, then those
         that are tied with it; {} if they all run none.
     pair_gap: the difference of the second of two best served rows from the first.
+    with_learned_slopes: whether one of the encodings is ALiBi with learned slopes.
     """
     names = " or ".join(encodings)
     if len(encodings) > 2:
         names = f"any of {list_up_to_six(encodings)}"
     missing = f"No decoder with {names} is known in {join_names(servers_without)}"
-    if any(has_learned_slopes(encoding) for encoding in encodings):
+    if with_learned_slopes:
         missing += " (those with alibi compute its fixed slopes)"
     if not best_served:
         return f"{missing}."

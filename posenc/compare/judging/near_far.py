@@ -39,6 +39,7 @@ class Places:
     failure_counts: how many trials on text failed, of how many, by encoding. An encoding with
         failed trials is not judged, unless all have some.
     why_no_far: why there are no far bytes; "" if there are.
+    text_of: the text of each encoding, which is named by a label here if it has one.
     """
 
     near: Standing | None
@@ -48,6 +49,12 @@ class Places:
     unjudged_far_loss: Mapping[str, float] = field(default_factory=dict)
     failure_counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     why_no_far: str = ""
+    text_of: Mapping[str, str] = field(default_factory=dict)
+
+    def text_of_row(self, row: str) -> str:
+        """Return the text of a row's encoding; its name where a table has no texts."""
+        encoding = self.encoding_of.get(row, row)
+        return self.text_of.get(encoding, encoding)
 
     @property
     def all(self) -> list[Standing]:
@@ -90,8 +97,13 @@ def near_and_far(study: Study) -> Places:
     far = _standing(judged_far_losses, far_place_in_words(text_study), rows, is_far=True)
     near, far = with_own_spread_of_first(near, far, near_row_of)
     why_no_far = "" if far else _why_no_far(text_study, rows)
+    text_of = {
+        result.config.encoding: result.spec["name"]
+        for result in text_study.finished
+        if "name" in result.spec
+    }
     return Places(
-        near, far, encoding_of, near_row_of, unjudged_far_loss, failure_counts, why_no_far
+        near, far, encoding_of, near_row_of, unjudged_far_loss, failure_counts, why_no_far, text_of
     )
 
 

@@ -479,6 +479,35 @@ def test_servers_without_the_encoding_to_take_are_named_with_the_best_row_that_t
     assert "No decoder with any of t5, fire and cope is known in" in ahead
 
 
+def test_a_label_does_not_hide_which_servers_run_an_encoding():
+    """Labels are the user's words; the text of the encoding stands in each result."""
+
+    def named(label, text, scores):
+        found = seeds("t5", scores)
+        config = [dataclasses.replace(r.config, encoding=label) for r in found]
+        return [
+            dataclasses.replace(r, config=c, spec={"name": text})
+            for r, c in zip(found, config, strict=True)
+        ]
+
+    best, other = (2.0, 2.0, 2.0), (2.5, 2.5, 2.5)
+    served = study(*named("mine", "rope:rope_theta=100", best), *named("rope", "fire", other))
+    assert "No decoder" not in limits_in_words(served)
+    unserved = study(*named("rope", "fire", best), *named("mine", "rope", other))
+    assert (
+        "No decoder with rope is known in vLLM, SGLang, llama.cpp, mlx-lm and transformers; of the "
+        "rows that they run, mine is best"
+    ) in limits_in_words(unserved)
+    learned = study(*named("mine", "alibi:learned=true", best), *named("other", "rope", other))
+    assert "(those with alibi compute its fixed slopes)" in limits_in_words(learned)
+    close = [result("b", seed, [2.001 + 0.001 * (-1) ** seed] * 3) for seed in range(3)]
+    tied = study(
+        *named("a", "fire", best),
+        *(dataclasses.replace(r, spec={"name": "rope"}) for r in close),
+    )
+    assert said(tied).startswith("Take b: tied with a") or "else b" in said(tied)
+
+
 def test_rows_that_servers_run_and_that_are_not_told_apart_are_named_together():
     text = limits_in_words(six(rope=(2.51, 2.6, 2.70), rnope_swa=(2.515, 2.6, 2.705)))
     found = re.search(
