@@ -70,10 +70,12 @@ def published_spreads() -> Spreads:
         losses: dict[str, list[tuple[float, float | None]]] = {}
         for result in (row.result for row in rows if row.result.config.is_on_text):
             for row in rows_of(one_trial(result)):
-                losses.setdefault(row.encoding, []).append(
-                    (row.near.bits_per_byte, far_loss(row, result))
-                )
+                if row.reading == "trained":
+                    bits = (row.near.bits_per_byte, far_loss(row, result))
+                    losses.setdefault(row.encoding, []).append(bits)
         for of_encoding in losses.values():
+            if len(of_encoding) == 1:  # one seed has no spread
+                continue
             near_bits, far_of_seeds = zip(*of_encoding, strict=True)
             near.append(np.std(near_bits, ddof=1))
             if None not in far_of_seeds:

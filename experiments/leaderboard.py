@@ -2,17 +2,17 @@
 
 python experiments/leaderboard.py                           # what is done, and what is left
 python experiments/leaderboard.py --hours 1.5 --texts ../shared/data      # run the next rows
+python experiments/leaderboard.py --time          # time a training step of each encoding on code
 
 A row is an encoding in a study, with one seed or more: `posenc compare ENCODING` with the options
 of the study, in the folder runs/leaderboard/STUDY. The trials that it has finished are added to
-results/equal_tuning/STUDY.jsonl, those by which rates and settings were chosen to
+results/leaderboard/STUDY.jsonl, those by which rates and settings were chosen to
 STUDY_rates.jsonl: commit both. The same command goes on with the next missing row: on this machine
 from the last checkpoint of what was stopped, on another one from these files, whose trials are not
 run again. No row begins that is not expected to end in time, and Ctrl-C keeps what is done.
 
-The leaderboard does not read these files before the round is whole. To see what they say so far:
-posenc report runs/leaderboard/code, after `posenc compare` with the encodings and options of a
-study, `--reuse runs/leaderboard`.
+A study is on the board as soon as each of its encodings has one seed, and then with as many seeds
+as all of them have: run `make readme`.
 
 To add an encoding, add its name to a list of the plan.
 
@@ -28,21 +28,35 @@ from __future__ import annotations
 import argparse
 import subprocess
 import time
-import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from published_trials import (
-    RATES_SUFFIX,
-    PublishedTrial,
-    add_rows,
-    read_rows,
-    row_of,
-    study_of,
+import numpy as np
+import torch
+from leaderboard_plan import (
+    PLAN_FILE,
+    ROOT,
+    ROWS_FOLDER,
+    STEP_SECONDS_FILE,
+    TIMED_STUDY,
+    Left,
+    Results,
+    Round,
+    Row,
+    StudyPlan,
+    chosen_trial,
+    left_of,
+    options_of,
+    rates_file,
+    read_round,
+    read_study,
+    recipe_of,
+    results_of,
+    rows_file,
+    trial_of,
 )
+from published_trials import PublishedTrial, add_rows, row_of, study_of
 from refused import check_folder, refusing
 
 import posenc
@@ -50,259 +64,20 @@ from posenc.command_line.errors import RunFailed
 from posenc.compare.options import Options
 from posenc.compare.plan.equal_tuning import search_trial
 from posenc.compare.plan.plan import Plan, make_plan, with_text
-from posenc.compare.reports.report_runs import joined_by_slashes, recipe_values_of
-from posenc.compare.results import RateTried, Study, TrialResult
+from posenc.compare.results import Study, TrialResult
 from posenc.compare.run_study import STUDY_FILE, run_study
-from posenc.compare.trial.config import TrialConfig, describe_trial, read_trial
+from posenc.compare.trial.config import describe_trial, read_trial
 from posenc.compare.trial.result_files import is_done, load_results, save_result
-from posenc.compare.trial.train import encoding_shape
-from posenc.encodings import RoPE, create
+from posenc.compare.trial.train import build_model, optimizer_for, take_step
 from posenc.encodings.registry.code_hashes import hash_of_posenc_code
 from posenc.files.atomic import write_atomically
+from posenc.files.sealed_json import seal
+from posenc.machine.fingerprint import processor
 
-ROOT = Path(__file__).parents[1]
-PLAN_FILE = ROOT / "experiments/leaderboard.toml"
-ROWS_FOLDER = ROOT / "results/equal_tuning"
-PRECISION = "bfloat16"
-"""The precision of all trials: a CPU that does not multiply it takes four times as long."""
-EXPECTED_SEARCH = 9
-"""Trials of a search, where it is not known yet how many join the first six."""
 SEARCH_SHARE = 0.2
 """Time of a trial of a search, as a share of that of a whole one."""
-
-
-@dataclass(frozen=True, eq=False)
-class StudyPlan:
-    """A study of the round: a text or a task, and a size.
-
-    minutes: of a trial of RoPE on a free core. options: of `posenc compare`.
-    corpus: the hash of its text; "" for a task. text: the name of its file below --texts; "" for
-    Python's standard library.
-    choices: the study whose rates and settings it takes; "" for one that chooses its own.
-    one_rate: take no learning rate from there.
-    """
-
-    name: str
-    why: str
-    minutes: float
-    options: dict[str, Any]
-    corpus: str = ""
-    text: str = ""
-    choices: str = ""
-    one_rate: bool = False
-
-
-@dataclass(frozen=True)
-class Row:
-    """An encoding in a study, with all seeds below `seeds`."""
-
-    study: StudyPlan
-    list_name: str
-    encoding: str
-    seeds: int
-
-
-@dataclass(frozen=True)
-class Round:
-    """All studies and rows. relative_minutes: by encoding, the time of a trial as a multiple of
-    that of RoPE; 1 for one that is not named."""
-
-    studies: dict[str, StudyPlan]
-    rows: tuple[Row, ...]
-    relative_minutes: dict[str, float]
-
-
-Results = dict[TrialConfig, TrialResult]
-"""Results by their trial, whose `source` is "": code is compared apart from this."""
-
-
-def read_round(path: Path) -> Round:
-    """Read the plan. Raises: ValueError for a row of an unknown study or list, or of an encoding
-    that nothing chooses rates for."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        studies = {name: StudyPlan(name, **of) for name, of in content["studies"].items()}
-        rows = tuple(
-            Row(studies[each["study"]], each["list"], encoding, each["seeds"])
-            for each in content["rows"]
-            for encoding in content["lists"][each["list"]]
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path}: a study, list or field is missing or unknown: {error}."
-        ) from None
-    chosen = {(row.study.name, row.encoding) for row in rows}
-    for row in rows:
-        if row.study.choices and (row.study.choices, row.encoding) not in chosen:
-            raise ValueError(
-                f"{path}: {row.study.name} takes the choices of {row.study.choices}, and "
-                f"{row.encoding} has no row there. Add it to one of its lists."
-            )
-    return Round(studies, rows, content["relative_minutes"])
-
-
-# What is known, and what a row lacks.
-
-
-def rows_file(folder: Path, study: StudyPlan) -> Path:
-    """Return the file of a study's trials."""
-    return folder / f"{study.name}.jsonl"
-
-
-def rates_file(folder: Path, study: StudyPlan) -> Path:
-    """Return the file of the trials by which a study chose rates and settings."""
-    return folder / f"{study.name}{RATES_SUFFIX}.jsonl"
-
-
-def read_study(folder: Path, study: StudyPlan) -> list[PublishedTrial]:
-    """Return all rows of a study.
-
-    Raises: ValueError for a damaged row, one of another recipe or text, and one that lacks a
-    reading.
-    """
-    rows = []
-    planned = trial_of(study)
-    for file, trial in (
-        (rows_file(folder, study), planned),
-        (rates_file(folder, study), search_trial(planned)),
-    ):
-        for row in read_rows(file) if file.is_file() else ():
-            check_row(file, row.result, trial)
-            rows.append(row)
-    return rows
-
-
-def check_row(file: Path, result: TrialResult, planned: TrialConfig) -> None:
-    """Raise ValueError for a row that is not of the recipe of a planned trial, or lacks a
-    reading."""
-    if recipe_of(result.config) != recipe_of(planned):
-        wanted = recipe_values_of([recipe_of(planned)])
-        found = recipe_values_of([recipe_of(result.config)])
-        differ = [
-            f"{name} {joined_by_slashes(found[name])} instead of {joined_by_slashes(wanted[name])}"
-            for name in wanted
-            if found[name] != wanted[name]
-        ]
-        raise ValueError(
-            f"{file}: {describe_trial(result.config)} is of another recipe: {', '.join(differ)}. "
-            "Move it to a file of its own."
-        )
-    missing = readings_of(result.config) - {reading.name for reading in result.readings}
-    if missing and result.reason is None:
-        raise ValueError(
-            f"{file}: {describe_trial(result.config)} lacks the reading {min(missing)}. Remove the "
-            "row, and run it again."
-        )
-
-
-def readings_of(trial: TrialConfig) -> set[str]:
-    """Return the readings that a trial must have beside the one as trained."""
-    readings = {"window"} if trial.test_window else set()
-    if trial.tune_steps and isinstance(create(trial.encoding, encoding_shape(trial)), RoPE):
-        readings.add("tuned")
-    return readings
-
-
-def recipe_of(trial: TrialConfig) -> TrialConfig:
-    """Return a trial without what differs between the trials of a study."""
-    return replace(trial, encoding="", seed=0, code="", source="", lr=1.0, encoding_lr=1.0)
-
-
-def results_of(rows: Sequence[PublishedTrial]) -> Results:
-    """Return the results of rows by their trial."""
-    return {replace(row.result.config, source=""): row.result for row in rows}
-
-
-def options_of(study: StudyPlan, encoding: str, seeds: int = 1) -> Options:
-    """Return the options of a study of one encoding, before any choice."""
-    return Options([encoding], seeds=seeds, precision=PRECISION, device="cpu", **study.options)
-
-
-def plan_of(options: Options, study: StudyPlan) -> Plan:
-    """Return the plan of options, with the hash of the study's text."""
-    plan = make_plan(options)
-    trials = [replace(t, corpus=study.corpus) if t.is_on_text else t for t in plan.task_trials]
-    return replace(plan, task_trials=tuple(trials))
-
-
-@cache
-def trial_of(study: StudyPlan) -> TrialConfig:
-    """Return a trial of the study's recipe."""
-    return plan_of(options_of(study, "nope"), study).task_trials[0]
-
-
-@cache
-def plan_with_search(encoding: str, study: StudyPlan) -> Plan:
-    """Return the plan of a study that chooses rates and settings for an encoding."""
-    return plan_of(options_of(study, encoding), study)
-
-
-class Choice(NamedTuple):
-    """How far the search for an encoding's rate and setting is. left: trials that are known to be
-    missing. best: None while some are."""
-
-    left: int
-    best: RateTried | None
-
-
-def choice_of(encoding: str, study: StudyPlan, known: Results) -> Choice:
-    """Return the choice of a study that chooses its own rates."""
-    search = plan_with_search(encoding, study).search
-    assert search is not None
-    while True:
-        trials = {trial: known.get(replace(trial, source="")) for trial in search.trials}
-        found = {trial: result for trial, result in trials.items() if result is not None}
-        if len(found) < len(trials):
-            left = max(EXPECTED_SEARCH, len(trials)) - len(found)
-            return Choice(left, None)
-        if not search.widen(found):
-            (check,) = search.checks(found)
-            return Choice(0, check.best)
-
-
-def chosen_options(row: Row, plans: Round, best: RateTried) -> Options:
-    """Return the options of a row whose rates and setting are chosen: its trials without a
-    search."""
-    options = options_of(row.study, row.encoding, row.seeds)
-    chooser = plans.studies[row.study.choices or row.study.name]
-    factor = 1.0 if row.study.one_rate else best.lr / chooser.options["lr"]
-    return replace(
-        options,
-        encodings=[best.encoding or row.encoding],
-        lr=float(f"{options.lr * factor:.6g}"),
-        encoding_lr=best.encoding_lr,
-        tune=False,
-    )
-
-
-class Left(NamedTuple):
-    """What a row lacks: trials of a search, seeds, and the options of its trials; None while the
-    choice is not made."""
-
-    search: int
-    seeds: tuple[int, ...]
-    options: Options | None
-
-
-def left_of(row: Row, plans: Round, known: dict[str, Results]) -> Left:
-    """Return what a row lacks. known: results by the name of their study."""
-    chooser = plans.studies[row.study.choices or row.study.name]
-    choice = choice_of(row.encoding, chooser, known[chooser.name])
-    search = 0 if row.study.choices else choice.left
-    if choice.best is None:
-        return Left(search, tuple(range(row.seeds)), None)
-    options = chosen_options(row, plans, choice.best)
-    assert options.encodings
-    trial = replace(
-        trial_of(row.study),
-        encoding=options.encodings[0],
-        source="",
-        lr=options.lr,
-        encoding_lr=options.encoding_lr,
-    )
-    results = known[row.study.name]
-    seeds = tuple(seed for seed in range(row.seeds) if replace(trial, seed=seed) not in results)
-    return Left(search, seeds, options)
+NUM_TURNS = 20
+"""Timed steps of each encoding."""
 
 
 def minutes_of(row: Row, plans: Round, num_searches: int, num_trials: int) -> float:
@@ -476,6 +251,33 @@ def run_rows(plans: Round, known: dict[str, Results], given: argparse.Namespace)
         known[row.study.name] = results_of(read_study(given.rows, row.study))
 
 
+def time_steps(plans: Round, known: dict[str, Results], rows_folder: Path) -> None:
+    """Take training steps of every encoding of TIMED_STUDY in turns, so that what else the machine
+    does slows all alike, and write their seconds. The text does not matter for them."""
+    study = plans.studies[TIMED_STUDY]
+    rows = [row for row in plans.rows if row.study == study]
+    options = [left_of(row, plans, known).options for row in rows]
+    trials = {chosen_trial(study, each) for each in options if each is not None}
+    torch.set_num_threads(1)
+    text = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8)
+    models = {}
+    for trial in sorted(trials, key=lambda trial: trial.encoding):
+        model = build_model(trial)
+        models[trial.encoding] = (trial, model, optimizer_for(model, trial))
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    for step in range(NUM_TURNS + 1):
+        for name, (trial, model, optimizer) in models.items():
+            began = time.perf_counter()
+            take_step(model, optimizer, trial, text, step)
+            seconds[name].append(time.perf_counter() - began)
+    content = {
+        "processor": processor(),
+        "torch": torch.__version__,
+        "seconds": {name: found[1:] for name, found in seconds.items()},  # the first allocates
+    }
+    write_atomically(rows_folder / STEP_SECONDS_FILE, seal(content) + "\n")
+
+
 def main() -> None:
     """Read the command line; run rows, or say what is left."""
     parser = argparse.ArgumentParser(
@@ -484,6 +286,7 @@ def main() -> None:
     parser.add_argument("--hours", type=float, help="run rows that end in so many hours")
     parser.add_argument("--texts", type=Path, help="folder with the texts of the plan")
     parser.add_argument("--workers", type=int, help="trials at a time, in place of one per core")
+    parser.add_argument("--time", action="store_true", help="time training steps of all encodings")
     parser.add_argument("--plan", type=Path, default=PLAN_FILE)
     parser.add_argument("--rows", type=Path, default=ROWS_FOLDER)
     parser.add_argument("--out", type=Path, default=ROOT / "runs/leaderboard")
@@ -500,6 +303,8 @@ def main() -> None:
             for study, of_study in rows.items():
                 check_code(study, of_study)
             run_rows(plans, known, given)
+        if given.time:
+            time_steps(plans, known, given.rows)
         show_state(plans, known)
 
 

@@ -1,8 +1,4 @@
-"""The published trials: a row for each, kept as lines of JSON, and the studies that they make.
-
-Each file of rows is a study: of one text, or of tasks. If its learning rates were chosen, the rows
-of the trials that chose them are in a file of the same name with RATES_SUFFIX at its end.
-"""
+"""The published trials: a row for each, kept as lines of JSON, and the study that a file makes."""
 
 import json
 from collections import Counter
@@ -10,24 +6,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posenc.compare.plan.learning_rate_search import choose_rates
-from posenc.compare.reports.leaderboard import BOARD_FILE, TASKS_FILE, published_file
+from posenc.compare.reports.leaderboard import PUBLISHED_FOLDER
 from posenc.compare.reports.report_runs import (
     join_distinct_values,
     joined_by_slashes,
     recipe_values_of,
 )
-from posenc.compare.results import FORMAT, CorpusInfo, RateCheck, Study, TrialResult
+from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig, describe_trial
 from posenc.compare.trial.task_of_trial import check_scores
 from posenc.files.atomic import write_atomically
 from posenc.files.opening import make_folder, read_file_bytes
 from posenc.files.sealed_json import Record
 from posenc.report.report import join_names
-
-RATES_SUFFIX = "_rates"
-"""Ends the name, without .jsonl, of a file with the trials that chose another file's learning
-rates."""
 
 
 @dataclass(frozen=True)
@@ -100,70 +91,38 @@ def add_rows(path: Path, new: Iterable[PublishedTrial]) -> int:
     return len(known) - count
 
 
-def published_rows(name: str = TASKS_FILE) -> list[PublishedTrial]:
-    """Return the rows of a published file. Raises: ValueError where there is none."""
-    return read_rows(published_file(name))
+def published_rows(name: str = "tasks.jsonl") -> list[PublishedTrial]:
+    """Return the rows of a published file. Raises: ValueError as `read_rows`."""
+    return read_rows(Path(__file__).parents[1] / PUBLISHED_FOLDER / name)
 
 
-def published_studies() -> dict[str, Study]:
-    """Return the published studies by the names of their files. Raises: ValueError as
-    `published_rows` and `study_of`, and for a file that lacks a trial or is of rates without a
-    study."""
-    folder = published_file(BOARD_FILE).parent
-    rows_by_file = {path.stem: read_rows(path) for path in folder.glob("*.jsonl")}
-    for name, rows in rows_by_file.items():
-        study_name = name.removesuffix(RATES_SUFFIX)
-        why = _missing_trials(rows)
-        if study_name not in rows_by_file:
-            why = f"has rates for {study_name}.jsonl, which is missing"
-        if why:
-            raise ValueError(f"{folder / name}.jsonl {why}.")
-    return {
-        name: study_of(
-            rows_by_file[name], rows_by_file.get(name + RATES_SUFFIX, ()), f"{name}.jsonl"
-        )
-        for name in sorted(rows_by_file)
-        if not name.endswith(RATES_SUFFIX)
-    }
-
-
-def _missing_trials(rows: Sequence[PublishedTrial]) -> str:
-    """Return what a file lacks if some of its encodings have fewer trials than others, or ""."""
+def check_whole(name: str, rows: Sequence[PublishedTrial]) -> None:
+    """Raise ValueError if a file has no row, or fewer trials of some encodings than of others."""
     if not rows:
-        return "has no row"
+        raise ValueError(f"{name} has no row.")
     counts = Counter(row.result.config.encoding for row in rows)
     most_trials = max(counts.values())
     too_few = [encoding for encoding, count in counts.items() if count < most_trials]
-    return f"lacks trials of {join_names(too_few)}; run them" if too_few else ""
+    if too_few:
+        raise ValueError(f"{name} lacks trials of {join_names(too_few)}; run them.")
 
 
-def study_of(
-    rows: Sequence[PublishedTrial],
-    rate_rows: Sequence[PublishedTrial] = (),
-    file_name: str = "The leaderboard",
-) -> Study:
-    """Return the rows as one study, for tables and page.
+def study_of(rows: Sequence[PublishedTrial], file_name: str = "The leaderboard") -> Study:
+    """Return the rows of trials at one learning rate as one study, for tables and page.
 
-    rate_rows: rows of the trials that chose the learning rates; without them, rows with different
-    rates are of different recipes. file_name: the name that errors give.
-    Raises: ValueError for rows of different recipes or of other code, for a trial that is there
-    twice, or of another rate than the chosen one.
+    file_name: the name that errors give.
+    Raises: ValueError for rows of different recipes or of other code, and for a trial that is there
+    twice.
     """
     if not rows:
         raise ValueError(f"{file_name} has no row.")
-    all_rows = [*rows, *rate_rows]
-    corpora = {row.corpus for row in all_rows if row.corpus is not None}
+    corpora = {row.corpus for row in rows if row.corpus is not None}
     if len(corpora) > 1:
         raise ValueError(f"{file_name} has rows of {len(corpora)} texts, which cannot be mixed.")
-    _check_each_trial_once(file_name, [row.result.config for row in all_rows])
     results = [row.result for row in rows]
     trials = [result.config for result in results]
-    rate_checks = choose_rates([row.result for row in rate_rows])
-    comparable_trials = trials
-    if rate_checks:
-        _check_chosen_rates(file_name, trials, rate_checks)
-        comparable_trials = _without_rates(trials, [row.result.config for row in rate_rows])
-    _check_one_recipe(file_name, comparable_trials)
+    _check_each_trial_once(file_name, trials)
+    _check_one_recipe(file_name, trials)
     return Study(
         format=FORMAT,
         command="posenc leaderboard",
@@ -173,7 +132,6 @@ def study_of(
         corpus=next(iter(corpora), None),
         trials=tuple(trials),
         results=tuple(results),
-        rates=rate_checks,
     )
 
 
@@ -196,32 +154,6 @@ def _check_each_trial_once(file_name: str, trials: Sequence[TrialConfig]) -> Non
         )
 
 
-def _check_chosen_rates(
-    file_name: str, trials: Sequence[TrialConfig], rate_checks: Sequence[RateCheck]
-) -> None:
-    """Raise ValueError for a trial at another learning rate than the chosen one."""
-    chosen_rates = {(check.task, check.encoding): check.chosen for check in rate_checks}
-    for trial in trials:
-        rate = chosen_rates.get((trial.task, trial.encoding))
-        if trial.lr != rate:
-            raise ValueError(
-                f"{file_name}: {trial.name} at a learning rate of {trial.lr}, and {rate} was "
-                "chosen."
-            )
-
-
-def _without_rates(
-    trials: Sequence[TrialConfig], rate_trials: Sequence[TrialConfig]
-) -> list[TrialConfig]:
-    """Return all trials with their learning rates set to 0 and, for `rate_trials`, the steps and
-    test lengths of the others, so that trials of one recipe are equal."""
-    study_fields = {t.task: {"steps": t.steps, "test_lengths": t.test_lengths} for t in trials}
-    lengthened_rate_trials = [
-        replace(t, **study_fields[t.task]) for t in rate_trials if t.task in study_fields
-    ]
-    return [replace(trial, lr=0.0) for trial in (*trials, *lengthened_rate_trials)]
-
-
 def _check_one_recipe(file_name: str, trials: Sequence[TrialConfig]) -> None:
     """Raise ValueError if trials of a task differ in more than encoding and seed, or if tasks
     differ in recipe, torch or precision."""
@@ -234,9 +166,6 @@ def _check_one_recipe(file_name: str, trials: Sequence[TrialConfig]) -> None:
             for name, values in values_by_field.items()
             if len(values) > 1
         ]
-        if len(values_by_field["lr"]) > 1 and file_name.endswith(".jsonl"):
-            rates_file = f"{file_name.removesuffix('.jsonl')}{RATES_SUFFIX}.jsonl"
-            differing_fields.append(f"if it was chosen, {rates_file} is missing")
         if differing_fields:
             raise ValueError(
                 f"{file_name} has rows of different recipes for {task}: "

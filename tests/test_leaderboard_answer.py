@@ -47,10 +47,10 @@ def test_one_encoding_that_is_best_on_both_texts_is_named_with_both_numbers_and_
     code = timed(code, {"t5": 2.5})
     said = which_for_what({"code": code, "novel": novel, "tasks": timed(of_tasks(TASKS), {})})
     assert said.startswith(
-        "Short context: t5 (leads, 1.60 bits on code; leads, 2.10 bits on novel; 2.5 times rope's "
-        "training time). Long context: t5 (leads, 1.50 bits on code; leads, 2.00 bits on novel; "
-        "2.5 times rope's training time). Copying and recall: dape (not decided, mean rank 1.00 "
-        "over 3 tasks; least training time)."
+        "Short context, 128 bytes: t5 (leads, 1.60 bits on code; leads, 2.10 bits on novel; 2.5 "
+        "times rope's training time). Long context, the last 128 of 512 bytes: t5 (leads, 1.50 "
+        "bits on code; leads, 2.00 bits on novel; 2.5 times rope's training time). Copying and "
+        "recall: dape (not decided, mean rank 1.00 over 3 tasks; about the least training time)."
     )
 
 
@@ -68,7 +68,8 @@ def test_texts_that_disagree_get_one_each_and_a_tie_is_said():
     code = of_text({"t5": (1.6, 1.5), "rope": (1.7, 4.0)})
     novel = of_text({"t5": (2.2, 2.0), "rope": (2.1, 4.2)}, corpus="novel")
     assert which_for_what({"code": code, "novel": novel}).startswith(
-        "Short context: t5 and rope (leads, 1.60 bits on code; leads, 2.10 bits on novel; "
+        "Short context, 128 bytes: t5 and rope (leads, 1.60 bits on code; leads, 2.10 bits on "
+        "novel; "
     )
     wide = study(
         *(
@@ -78,7 +79,7 @@ def test_texts_that_disagree_get_one_each_and_a_tie_is_said():
         )
     )
     said = which_for_what({"any": wide})
-    assert said.startswith("Short context: rope (tied with one other, 1.65 bits; ")
+    assert said.startswith("Short context, 128 bytes: rope (tied with one other, 1.65 bits; ")
 
 
 def test_all_studies_of_tasks_count():
@@ -86,14 +87,16 @@ def test_all_studies_of_tasks_count():
     other = {"fox": seeds["dape"], "rope": seeds["rope"], "nope": seeds["nope"]}
     studies = {"a": timed(of_tasks(seeds), {}), "b": timed(of_tasks(other), {"fox": 3.0})}
     assert which_for_what(studies) == (
-        "Copying and recall: dape (mean rank 1.00 over 3 tasks; least training time) and fox (mean "
-        "rank 1.00 over 3 tasks; 3.0 times rope's training time)."
+        "Copying and recall: dape (mean rank 1.00 over 3 tasks; about the least training time) "
+        "and fox (mean rank 1.00 over 3 tasks; 3.0 times rope's training time)."
     )
 
 
 def test_one_seed_is_not_decided_and_nothing_is_nothing():
     alone = of_text({"t5": (1.6, 1.5), "rope": (1.7, 4.0)}, seeds=(0,))
-    assert which_for_what({"any": alone}).startswith("Short context: t5 (not decided, 1.60 bits; ")
+    assert which_for_what({"any": alone}).startswith(
+        "Short context, 128 bytes: t5 (not decided, 1.60 bits; "
+    )
     assert which_for_what({}) == ""
     failed = replace(alone, results=())
     assert which_for_what({"any": failed}) == ""
@@ -105,9 +108,13 @@ def test_texts_of_other_recipes_and_one_text_twice_are_not_joined():
     other = {"t5": (1.7, 1.5), "rope": (1.6, 4.0), "nope": (1.9, 1.9)}
     for recipe in ({"steps": 9}, {"width": 8}, {"precision": "bfloat16"}, {"torch": "1"}):
         novel = of_text(other, corpus="novel", **recipe)
-        assert which_for_what({"code": code, "novel": novel}).startswith("Short context: rope (")
+        assert which_for_what({"code": code, "novel": novel}).startswith(
+            "Short context, 128 bytes: rope ("
+        )
     same = which_for_what({"code": code, "novel": of_text(other, corpus="novel")})
-    assert same.startswith("Short context: rope (tied with one other, 1.60 bits on code; leads, ")
+    assert same.startswith(
+        "Short context, 128 bytes: rope (tied with one other, 1.60 bits on code; leads, "
+    )
 
 
 def test_a_trial_on_tasks_that_failed_hides_no_cost():

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from collections import Counter
 from functools import cache
 from itertools import combinations, permutations
 
@@ -39,12 +40,38 @@ BY_TOKEN = ("recall", "flip_flop", "offset", "grid")
 LEVELS = ROOT / "posenc/statistics/levels.csv"
 
 
+NAMES = {"rope:rope_theta=10000": "rope_at_base_10,000", "t5:unscaled=true": "t5_unscaled"}
+"""Encodings of the board whose options are their name; of all others options are settings."""
+ROUND = ("code", "novel")
+ONE_SEED, WITH_ONE_SEED = "-one-seed", ("sinusoidal", "learned")
+RATE = 0.008
+"""The learning rate of all encodings on text, before any is tuned."""
+
+
+@cache
+def read(file):
+    """The results of a file of rows, read without posenc; `name` is the encoding's name."""
+    folder = "ablations" if file in ("text_600", "copy_longer") else "leaderboard"
+    text = (ROOT / f"results/{folder}/{file}.jsonl").read_text(encoding="utf-8")
+    found = [json.loads(line)["result"] for line in text.splitlines()]
+    for each in found:
+        text = each["config"]["encoding"]
+        each["name"] = NAMES.get(text, text.split(":")[0])
+    return found
+
+
 @cache
 def trials(study):
-    """The results of a file of rows, read without posenc."""
-    folder = "ablations" if study in ("text_600", "copy_longer") else "leaderboard"
-    text = (ROOT / f"results/{folder}/{study}.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line)["result"] for line in text.splitlines()]
+    """The results of a study. A text of the round has as many seeds as all encodings have, but
+    those that stand beside the others with one seed; and the first seed of all is a study, too."""
+    if study.endswith(ONE_SEED):
+        rows = read(study.removesuffix(ONE_SEED))
+        return [each for each in rows if each["config"]["seed"] == 0]
+    if study not in ROUND:
+        return read(study)
+    rows = [each for each in read(study) if each["name"] not in WITH_ONE_SEED]
+    num_seeds = min(Counter(each["name"] for each in rows).values())
+    return [each for each in rows if each["config"]["seed"] < num_seeds]
 
 
 def of(study, task):
@@ -54,7 +81,7 @@ def of(study, task):
 def losses(study, length):
     """(encoding, seed, bits) of every trial that has a loss at this length."""
     return [
-        (each["config"]["encoding"], each["config"]["seed"], at["bits_per_byte"])
+        (each["name"], each["config"]["seed"], at["bits_per_byte"])
         for each in of(study, "text")
         for at in each["by_length"]
         if at["length"] == int(length) and at["bits_per_byte"] is not None
@@ -62,21 +89,47 @@ def losses(study, length):
 
 
 def bits(study, name, length):
-    return [np.mean([b for encoding, _, b in losses(study, length) if encoding == name])]
+    found = far_losses(study) if length == "far" else losses(study, length)
+    return [np.mean([b for row, _, b in found if of_encoding(row, name)])]
+
+
+def means(study, length):
+    """The mean loss of each encoding that has one at a length."""
+    return {n: bits(study, n, length)[0] for n in {name for name, _, _ in losses(study, length)}}
+
+
+def of_encoding(row, name):
+    """Whether a row is that of an encoding, in whatever reading."""
+    return row in (name, f"{name} in a window", f"{name} tuned")
+
+
+def far_of_readings(study):
+    """Bits on the last bytes of the longest windows, by (encoding, reading) and seed."""
+    found = {}
+    for each in of(study, "text"):
+        readings = [{"name": "trained", "far": each["far"]}, *each["readings"]]
+        for reading in readings:
+            if reading["far"]:
+                key = each["name"], reading["name"]
+                found.setdefault(key, {})[each["config"]["seed"]] = reading["far"][-1]["far"]
+    return found
+
+
+def far(study, name, reading):
+    return [np.mean([*far_of_readings(study)[name, reading].values()])]
 
 
 def far_losses(study):
-    """(encoding, seed, bits on the last bytes of the longest windows, as many as are trained)."""
-    found = []
-    for each in of(study, "text"):
-        config = each["config"]
-        first = max(config["test_lengths"]) - config["train_length"]
-        last = [at for at in each["by_position"] if at["start"] >= first]
-        if last:
-            sizes = [at["stop"] - at["start"] for at in last]
-            bits = np.average([at["bits_per_byte"] for at in last], weights=sizes)
-            found.append((config["encoding"], config["seed"], bits))
-    return found
+    """(row, seed, far bits), a row for each encoding: read as trained, unless a window, or after it
+    a tuning, is better by more than 0.02."""
+    words = {"trained": "", "window": " in a window", "tuned": " tuned"}
+    found = far_of_readings(study)
+    rows = []
+    for name in {name for name, _ in found}:
+        means = {r: np.mean([*found[name, r].values()]) for r in words if (name, r) in found}
+        reading = next(r for r in means if means[r] <= min(means.values()) + 0.02)
+        rows += [(name + words[reading], *item) for item in found[name, reading].items()]
+    return rows
 
 
 def ranks(study):
@@ -92,7 +145,7 @@ def ranks(study):
             passes = config["task"] == "text" or each["by_case"][0]["exact_match"] >= 0.9
             sign = 1 if config["task"] == "text" else -1
             key = sign * np.mean(found) if passes else np.inf
-            keys.append((config["encoding"], config["seed"], config["task"], key))
+            keys.append((each["name"], config["seed"], config["task"], key))
     frame = pandas.DataFrame(keys, columns=["name", "seed", "task", "key"])
     wide = frame.pivot(index="name", columns=["seed", "task"], values="key")
     counts = wide.columns.get_level_values("seed").value_counts()
@@ -106,7 +159,7 @@ def ranks(study):
 def scored(study, task):
     """(encoding, seed, mean score beyond the training length) of every trial that runs the task."""
     return [
-        (each["config"]["encoding"], each["config"]["seed"], np.mean(found))
+        (each["name"], each["config"]["seed"], np.mean(found))
         for each in of(study, task)
         if None not in (found := [at[measure(task)] for at in each["by_case"][1:]])
     ]
@@ -125,7 +178,9 @@ def rank(study, name):
 
 def gap(study, place, name, minus):
     fitted = fit(study, place)
-    return [fitted.mean[name] - fitted.mean[minus], fitted.half(name, minus)]
+    (one,) = (row for row in fitted.mean.index if of_encoding(row, name))
+    (other,) = (row for row in fitted.mean.index if of_encoding(row, minus))
+    return [fitted.mean[one] - fitted.mean[other], fitted.half(one, other)]
 
 
 @cache
@@ -224,9 +279,9 @@ def several(study, place):
 def context(study, name):
     found = []
     for each in of(study, "text"):
-        if each["config"]["encoding"] == name:
-            bits = {at["length"]: at["bits_per_byte"] for at in each["by_context"]}
-            found.append(bits[each["config"]["train_length"]] - bits[max(bits)])
+        if each["name"] == name:
+            longest = each["far"][-1]
+            found.append(longest["far_near"] - longest["far"])
     return sorted(found)
 
 
@@ -256,7 +311,7 @@ def passed(study, task, name):
     gates = [
         each["by_case"][0]["exact_match"] >= 0.9
         for each in trials(study)
-        if each["config"]["encoding"] == name
+        if each["name"] == name
         and each["config"]["task"] != "text"
         and task in ("all", each["config"]["task"])
     ]
@@ -267,7 +322,7 @@ def score(study, task, name):
     found = [
         at[measure(task)]
         for each in of(study, task)
-        if each["config"]["encoding"] == name
+        if each["name"] == name
         for at in each["by_case"][1:]
     ]
     return [np.mean(found)]
@@ -277,7 +332,7 @@ def scores(study, task, name, place):
     found = {
         each["config"]["seed"]: at[measure(task)]
         for each in of(study, task)
-        if each["config"]["encoding"] == name
+        if each["name"] == name
         for at in each["by_case"]
         if place in (at["variant"].replace(" ", "_"), "" if at["variant"] else str(at["length"]))
     }
@@ -328,13 +383,16 @@ def against_text(study, table):
         if at.min() <= 0.05:
             means = {n: each[at.argmin()] for n, each in table["means"].items()}
             errors = {n: each[at.argmin()] for n, each in table["deviations"].items()}
-            shared = {n for n, _, _ in losses(study, length)} & means.keys()
-            mine = {n: bits(study, n, length)[0] for n in shared}
+            own = {n for n, _, _ in losses(study, length)}
+            # Of RoPE's two bases the papers have 10,000.
+            ours = {n: {"rope": "rope_at_base_10,000"}.get(n, n) for n in means}
+            shared = {n for n in means if ours[n] in own}
+            mine = {n: bits(study, ours[n], length)[0] for n in shared}
             yield mine, separated({n: means[n] for n in shared}, errors, table["seeds"])
 
 
 def against_task(study, table):
-    own = {each["config"]["encoding"] for each in of(study, table["task"])}
+    own = {each["name"] for each in of(study, table["task"])}
     mine = {n: -score(study, table["task"], n)[0] for n in table["seeds"].keys() & own}
     means = {n: -np.mean(table["seeds"][n]) for n in mine}
     errors = {n: np.std(table["seeds"][n], ddof=1) for n in mine}
@@ -355,17 +413,46 @@ def lengths(result):
     return [at["length"] for at in result["by_length"]]
 
 
+def search(study, name):
+    """The trials by which a rate and a setting were chosen for an encoding, the best first."""
+    tried = [each for each in read(f"{study}_rates") if each["name"] == name]
+    return sorted(tried, key=lambda each: each["training"][-1]["valid"])
+
+
 def trained(study):
     """(validation loss of the chosen rate, that of its first seed after all steps) by encoding."""
     found = {}
     for each in trials(study):
-        name, lr = each["config"]["encoding"], each["config"]["lr"]
         if each["config"]["seed"] == 0:
-            tried = [r for r in trials(f"{study}_rates") if r["config"]["encoding"] == name]
-            best = min(tried, key=lambda r: r["training"][-1]["valid"])
-            assert best["config"]["lr"] == lr
-            found[name] = best["training"][-1]["valid"], each["training"][-1]["valid"]
+            best = search(study, each["name"])[0]
+            for chosen in ("encoding", "lr", "encoding_lr"):
+                assert best["config"][chosen] == each["config"][chosen]
+            found[each["name"]] = best["training"][-1]["valid"], each["training"][-1]["valid"]
     return found
+
+
+def tuned(study, name):
+    """The loss at the rates of all with the usual setting, and the lowest."""
+    return [*usual(study, name, 20.0), search(study, name)[0]["training"][-1]["valid"]]
+
+
+def one_rate(study, name):
+    return usual(study, name, 1.0)
+
+
+def usual(study, name, factor):
+    """The loss with the usual setting, whose text is the shortest, at the rate of all, and tables
+    at this factor of it."""
+    tried = search(study, name)
+    text = min((each["config"]["encoding"] for each in tried), key=len)
+    wanted = {"encoding": text, "lr": RATE, "encoding_lr": factor}
+    return [
+        each["training"][-1]["valid"] for each in tried if wanted.items() <= each["config"].items()
+    ]
+
+
+def turned_by_tuning(study):
+    return turned_pairs([tuned(study, name) for name in {each["name"] for each in trials(study)}])
 
 
 def early(study, name):
@@ -377,10 +464,14 @@ def late(study, name):
 
 
 def turned(study):
-    both = np.array([*trained(study).values()])
+    return turned_pairs([*trained(study).values()])
+
+
+def turned_pairs(befores_and_afters):
+    both = np.array(befores_and_afters)
     signs = np.sign(both[:, None] - both[None])  # (first, second, early or late)
     pairs = np.triu(np.ones((len(both), len(both)), bool), 1)
-    return [(signs[..., 0] != signs[..., 1])[pairs].sum(), pairs.sum()]
+    return [(signs[..., 0] * signs[..., 1] < 0)[pairs].sum(), pairs.sum()]  # a tie does not turn
 
 
 def reseeded(study, length):
@@ -395,60 +486,24 @@ def reseeded(study, length):
 
 
 def same_order(study, other, length):
-    one, two = (
-        {n: fit(each, length).mean[n] for n in fit(each, length).mean.index}
-        for each in (study, other)
-    )
+    one, two = means(study, length), means(other, length)
     pairs = [*combinations(sorted(one.keys() & two.keys()), 2)]
     return [sum((one[a] - one[b]) * (two[a] - two[b]) > 0 for a, b in pairs), len(pairs)]
-
-
-def cannot_say(study):
-    """Parameters in millions, bytes of training for each parameter, steps, the smallest and the
-    largest fall of the loss per doubling of the steps since the trials that chose the rates, by how
-    much t5's leads over the nearest four that are not tied with it fell, how many more rows than
-    five no server runs, rope's difference from the best on far bytes, half of its interval, and the
-    far bytes of a window."""
-    first = trials(study)[0]
-    recipe = first["config"]
-    read = recipe["steps"] * recipe["batch"] * recipe["train_length"]
-    per_parameter = np.mean([read / each["parameters"] for each in trials(study)])
-    doublings = np.log2(first["config"]["steps"] / trials(f"{study}_rates")[0]["config"]["steps"])
-    falls = {n: (early - late) / doublings for n, (early, late) in trained(study).items()}
-    far = fit(study, "far")
-    order = [*far.mean.sort_values().index]
-    behind = [name for name in order if name not in far.best()]
-    leads = [falls[name] - falls["t5"] for name in behind if name in falls][:4]
-    # Of what is ahead of rope, vLLM runs alibi and nobody runs the rest; five of these are named.
-    ahead_of_rope = [name for name in order[: order.index("rope")] if name != "alibi"]
-    num_others = len(ahead_of_rope) - 5
-    millions = np.mean([each["parameters"] for each in trials(study)]) / 1e6
-    of_training = [
-        millions,
-        per_parameter,
-        recipe["steps"],
-        min(falls.values()),
-        max(falls.values()),
-    ]
-    served = gap(study, "far", "rope", far.mean.idxmin())
-    lengths = [recipe["train_length"], max(recipe["test_lengths"])]
-    return [*of_training, *leads, num_others, *served, *lengths]
 
 
 def hours(study):
     names = [study, f"{study}_rates"]
     found = [n for n in names if (ROOT / f"results/leaderboard/{n}.jsonl").is_file()]
-    times = [each["timing"] or {} for name in found for each in trials(name)]
-    seconds = [t.get("train_seconds", 0) + t.get("test_seconds", 0) for t in times]
-    return [np.sum(seconds) / 3600]
+    times = [each["timing"] or {} for name in found for each in read(name)]
+    parts = ("train_seconds", "test_seconds", "tuning_seconds")
+    return [sum(time.get(part, 0) for time in times for part in parts) / 3600]
 
 
 def slower(study, name, other):
-    took = {name: [], other: []}
-    for each in of(study, "text"):
-        if each["config"]["encoding"] in took:
-            took[each["config"]["encoding"]].append(each["timing"]["train_seconds"])
-    return [np.mean(took[name]) / np.mean(took[other])]
+    content = (ROOT / "results/leaderboard/step_seconds.json").read_text(encoding="utf-8")
+    texts = {each["name"]: each["config"]["encoding"] for each in trials(study)}
+    seconds = json.loads(content)["seconds"]
+    return [np.median(np.divide(seconds[texts[name]], seconds[texts[other]]))]
 
 
 def perplexity(method, start):
@@ -485,7 +540,11 @@ AGAIN = {
         gap,
         tied,
         several,
+        far,
         context,
+        tuned,
+        one_rate,
+        turned_by_tuning,
         passed,
         scores,
         changed,
@@ -497,7 +556,6 @@ AGAIN = {
         hours,
         best,
         reseeded,
-        cannot_say,
         slower,
         perplexity,
         same_order,
@@ -526,9 +584,9 @@ def test_other_code_computes_the_same(call, said):
         assert said.replace("、", ", ") == wanted
         return
     if name == "best":
-        assert re.split(", | and ", said) == [numbers.TITLES.get(each, each) for each in wanted]
+        titles = [re.sub(r"^\S+", lambda m: numbers.TITLES.get(m[0], m[0]), row) for row in wanted]
+        assert re.split(", | and ", said) == titles
         return
-    said = re.sub(r"\bt5(:\w+=\w+)?", "", said)  # a name, and no number
     found = re.findall(r"[+-]?\d+(?:\.\d+)?", re.sub(r"(?<=\d),(?=\d{3})", "", said))
     for number, value in zip(found, wanted, strict=True):
         digits = len(number.partition(".")[2])

@@ -83,8 +83,8 @@ def test_readme_is_a_landing_page(document):
 def test_the_answer_and_the_figure_are_those_of_the_published_trials(document, tmp_path):
     script = load_script("update_leaderboard")
     text = (ROOT / "docs" / document).read_text(encoding="utf-8")
-    boards = script.published_trials.published_studies()
-    assert text == script.with_table(text, script.table(boards, document)), "run `make readme`"
+    boards = script.leaderboard_plan.published_studies()
+    assert text == script.with_tables(text, boards, document), "run `make readme`"
     script.draw(boards, tmp_path)
     studies = {name: study.sequence_tasks for name, study in boards.items() if study.sequence_tasks}
     assert len(studies["tasks"]) == 6

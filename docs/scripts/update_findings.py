@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from agreement import sign_agreement
 from matplotlib.figure import Figure
-from update_numbers import change, published_pairs, rows, studies, trained
+from update_numbers import change, published, published_pairs, rows, title_of, trained
 
 from posenc.compare.judging.context_use import context_gains
 from posenc.compare.judging.near_far import encodings_best_first, standings
@@ -19,7 +19,7 @@ from posenc.compare.judging.standing import Standing
 from posenc.compare.judging.summary import summarise
 from posenc.compare.page import figures
 from posenc.compare.page.figures import task_plots
-from posenc.compare.results import Study
+from posenc.compare.results import Study, with_labels
 from posenc.report.chart import describe_curve_ends
 from posenc.report.drawing import INK, draw_legend_above, figure, line_styles, write_svg
 from posenc.tasks.registry import TEXT
@@ -27,8 +27,8 @@ from posenc.tasks.registry import TEXT
 FIGURES = Path(__file__).parents[1] / "figures"
 OF_TEXT, OF_TASKS = "code", "tasks"
 """The studies of results/leaderboard that the findings are about."""
-TRAINED, LONGEST = "128", "1024"
-ENDS = {TRAINED: "at 128 bytes", LONGEST: "at 1,024 bytes"}
+TRAINED = "128"
+"""The training length, as the tables of results/ablations have it."""
 
 
 class Dot(NamedTuple):
@@ -110,11 +110,22 @@ def context() -> Drawn:
     return dots(label, found, line=0, ticks=(-1, -0.1, -0.01, -0.001, 0, 0.001))
 
 
+def tuning() -> Drawn:
+    kinds = ("usual setting, rate of all", "as chosen")
+    found = []
+    for check in sorted(text().rates, key=lambda check: check.plain_bits or 0.0):
+        assert check.plain_bits is not None and check.best is not None
+        for kind, bits in zip(kinds, (check.plain_bits, check.best.bits), strict=True):
+            found.append(Dot(check.encoding, bits or 0.0, 0.0, kind))
+    lowest = min(dot.value for dot in found)
+    return dots("bits per byte on validation text after 600 steps", found, line=lowest)
+
+
 def longer_training() -> Drawn:
     both = trained(OF_TEXT)
     kinds = ("after 600 steps", "after 3,000 steps")
     found = [
-        Dot(name, bits, 0.0, kind)
+        Dot(title_of(name), bits, 0.0, kind)
         for name in sorted(both, key=lambda name: both[name])
         for kind, bits in zip(kinds, both[name], strict=True)
     ]
@@ -122,7 +133,7 @@ def longer_training() -> Drawn:
     return dots("bits per byte on validation text (dotted: the lowest)", found, line=lowest)
 
 
-def published() -> Drawn:
+def published_tables() -> Drawn:
     counts: dict[str, tuple[int, int, str]] = {}
     of_text = (found for found in published_pairs(OF_TEXT) if found[0].multiple)
     of_tasks = (found for found in published_pairs(OF_TASKS) if not found[0].multiple)
@@ -156,35 +167,6 @@ def scalings() -> Drawn:
     return dots(label, found, line=fmean(bits["none", "0", "128"]))
 
 
-def arms(table: str, named: Mapping[str, str]) -> list[Dot]:
-    """The arms of an ablation of encodings, at both lengths."""
-    return [
-        Dot(said, *change(table, length, arm), ENDS[length])
-        for arm, said in named.items()
-        for length in ENDS
-    ]
-
-
-def slopes() -> Drawn:
-    named = {
-        "alibi:learned=true": "learned",
-        "alibi:bias_max=4": "square roots",
-        "alibi:bias_max=16": "squares",
-    }
-    return dots("bits per byte minus the usual slopes", arms("alibi_slopes", named), line=0)
-
-
-def base() -> Drawn:
-    bases = {f"rope:rope_theta={n}": f"base {n:,}" for n in (100, 1_000, 500_000)}
-    layers = {
-        "rope/nope every 3": "every third layer without",
-        "rope/nope": "every second layer without",
-        "nope": "no layer with positions",
-    }
-    found = [*arms("rope_base", bases), *arms("nope_layers", layers)]
-    return dots("bits per byte minus RoPE of base 10,000", found, line=0)
-
-
 def projections() -> Drawn:
     tables = {"projections_causal": "decoder", "projections_masked": "encoder"}
     shared = {"q=k": "Q = K", "k=v": "K = V", "none": "no projections"}
@@ -202,30 +184,26 @@ def projections() -> Drawn:
 
 
 def tasks() -> Drawn:
-    plots = task_plots(studies()[OF_TASKS])
+    plots = task_plots(published()[OF_TASKS])
     plot = next(plot for plot in plots if plot.name == "every-trial")
     return plot.chart.figure, plot.caption
 
 
 def text() -> Study:
-    study = studies()[OF_TEXT].of_task(TEXT)
+    study = with_labels(published()[OF_TEXT]).of_task(TEXT)
     return replace(study, summary=summarise(study))
 
 
 DRAWN: dict[str, Callable[[], Drawn]] = {
-    each.__name__.replace("_", "-"): each
-    for each in (
-        training_length,
-        extrapolation,
-        context,
-        longer_training,
-        published,
-        scalings,
-        slopes,
-        base,
-        projections,
-        tasks,
-    )
+    "training-length": training_length,
+    "extrapolation": extrapolation,
+    "context": context,
+    "tuning": tuning,
+    "longer-training": longer_training,
+    "published": published_tables,
+    "scalings": scalings,
+    "projections": projections,
+    "tasks": tasks,
 }
 
 

@@ -1,11 +1,11 @@
-"""Write what the published trials tell: a table and a figure into docs/leaderboard.md, in both
+"""Write what the published trials tell: tables and figures into docs/leaderboard.md, in both
 languages, and the answer of `posenc leaderboard`, which encoding for what; run by `make readme`."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +27,8 @@ from posenc.compare.page.figures import task_plots
 from posenc.compare.page.numbers import facts_of
 from posenc.compare.reports import leaderboard
 from posenc.compare.results import Study, with_labels
-from posenc.compare.rows import EqualTime
+from posenc.compare.rows import EqualTime, at_equal_time, row_name, rows_of
+from posenc.compare.scores import READINGS
 from posenc.files.atomic import write_atomically
 from posenc.files.sealed_json import seal
 from posenc.report.drawing import write_svg
@@ -36,10 +37,11 @@ from posenc.tasks.registry import TASKS, TEXT
 
 DOCS = Path(__file__).parents[1]
 sys.path.append(str(DOCS.parent / "experiments"))
-import published_trials  # noqa: E402 - lies in experiments/
+import leaderboard_plan  # noqa: E402 - lies in experiments/
 
 FIGURE = "every-trial"
-START, END = "<!-- leaderboard: written by make readme -->\n", "<!-- end of leaderboard -->"
+SIZES = "size-"
+"""Begins the names of the studies that differ in the size of the model only."""
 HEADERS = {
     "leaderboard.md": (
         "for",
@@ -64,11 +66,40 @@ PLACES = {
     "leaderboard.zh-CN.md": ("{:,} 字节", "{1:,} 字节中的最后 {0:,} 字节"),
 }
 """Words for the near and for the far bytes of a text, from its training length and its longest."""
+SEEDS = {"leaderboard.md": "Seeds: {}.", "leaderboard.zh-CN.md": "种子数：{}。"}
+ENCODING = {"leaderboard.md": "encoding", "leaderboard.zh-CN.md": "编码"}
+TEXT_WORDS = {
+    "leaderboard.md": {"code": "code", "novel": "novel", "operators": "operators"},
+    "leaderboard.zh-CN.md": {"code": "代码", "novel": "小说", "operators": "算子"},
+}
+READINGS_WORDS = {
+    "leaderboard.md": {
+        "near": "128 bytes",
+        "trained": "far, as trained",
+        "window": "far, in a window",
+        "tuned": "far, tuned",
+    },
+    "leaderboard.zh-CN.md": {
+        "near": "128 字节",
+        "trained": "远处，照训练时",
+        "window": "远处，窗口中",
+        "tuned": "远处，微调后",
+    },
+}
+"""Words for a loss near, and for the ways to read far bytes."""
+EQUAL_TIME_HEADER = {
+    "leaderboard.md": ("encoding", "time of a step", "bits at equal time"),
+    "leaderboard.zh-CN.md": ("编码", "一步的用时", "用时相等时的比特数"),
+}
 NAMES = {
     "leaderboard.md": {
         "text": "text, {}",
         "code": "code, {}",
         "novel": "a novel, {}",
+        "operators": "headers of operators, {}",
+        "size-0.2M": "code, 0.2 M parameters, {}",
+        "size-0.9M": "code, 0.9 M parameters, {}",
+        "size-3.5M": "code, 3.5 M parameters, {}",
         "copy": "copying 32 symbols",
         "copy_512": "copying 512 symbols, none twice",
         "reverse": "reversing",
@@ -88,6 +119,10 @@ NAMES = {
         "text": "文本，{}",
         "code": "代码，{}",
         "novel": "小说，{}",
+        "operators": "算子的头文件，{}",
+        "size-0.2M": "代码，0.2 M 参数，{}",
+        "size-0.9M": "代码，0.9 M 参数，{}",
+        "size-3.5M": "代码，3.5 M 参数，{}",
         "copy": "复制，32 种符号",
         "copy_512": "复制，512 种符号，互不重复",
         "reverse": "倒序",
@@ -136,9 +171,11 @@ def answers(study: Study) -> Iterator[Answer]:
         found.append((TEXT, (*near, max(config.test_lengths)), places.far))
     for task in (name for name in TASKS if name in {t.task for t in study.trials}):
         found.append((task, (), standing_of_task(study, task)))
+    encoding_of = near_and_far(text).encoding_of if text.trials else {}
     for task, lengths, standing in [*found, ("all", (), standing_of_tasks(study))]:
         if standing and min(map(len, standing.pairs.values.values())) > 1:
-            never = [name for name in study.encodings if name not in standing.order]
+            running = {encoding_of.get(name, name) for name in standing.order}
+            never = [name for name in study.encodings if name not in running]
             some = {
                 row.encoding: (row.learned, row.num_seeds)
                 for row in summarise_tasks(study.of_task(task))
@@ -150,7 +187,8 @@ def answers(study: Study) -> Iterator[Answer]:
 def table(boards: Mapping[str, Study], page: str) -> str:
     """The answers in the language of a page."""
     lines = [HEADERS[page], ("---",) * len(HEADERS[page])]
-    for name, found in ((n, found) for n, study in boards.items() for found in answers(study)):
+    labelled = {name: with_labels(study) for name, study in boards.items()}
+    for name, found in ((n, found) for n, study in labelled.items() for found in answers(study)):
         order, first = found.standing.order, found.standing.contenders
         some = {each: SOME[page].format(*counts) for each, counts in found.learned.items()}
         cells = [
@@ -173,17 +211,125 @@ def table(boards: Mapping[str, Study], page: str) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def with_table(text: str, made: str) -> str:
-    """A page with the table between its two markers."""
-    before, rest = text.split(START)
-    return f"{before}{START}{made}{END}{rest.split(END)[1]}"
+def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    all_lines = [header, ["---"] * len(header), *lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in all_lines)
+
+
+def readings_table(boards: Mapping[str, Study], page: str) -> str:
+    """The mean bits of every encoding near and, by how it is read, far, on each text."""
+    texts = [name for name in ("code", "novel", "operators") if name in boards]
+    bits: dict[str, dict[tuple[str, str], list[float]]] = {}
+    for text in texts:
+        for row in rows_of(with_labels(boards[text])):
+            of_encoding = bits.setdefault(row.encoding, {})
+            far = row.far_by_length[max(row.trial.test_lengths)].far
+            if row.reading == "trained":
+                near = row.near.bits_per_byte
+                of_encoding.setdefault((text, "near"), []).append(near)
+            of_encoding.setdefault((text, row.reading), []).append(far)
+    columns = [(text, reading) for text in texts for reading in READINGS_WORDS[page]]
+    header = [
+        ENCODING[page],
+        *(
+            f"{TEXT_WORDS[page][text]}, {READINGS_WORDS[page][reading]}"
+            for text, reading in columns
+        ),
+    ]
+    first = columns[0]
+    lines = [
+        [f"`{name}`", *(mean_in_words(of_encoding.get(column)) for column in columns)]
+        for name, of_encoding in sorted(bits.items(), key=lambda item: fmean(item[1][first]))
+    ]
+    seeds = [
+        f"{TEXT_WORDS[page][text]} {len({trial.seed for trial in boards[text].trials})}"
+        for text in texts
+    ]
+    return markdown_table(header, lines) + f"\n{SEEDS[page].format(', '.join(seeds))}\n"
+
+
+def mean_in_words(values: Sequence[float | None] | None) -> str:
+    """The mean with two digits; a dash where a trial has no number."""
+    known = [value for value in values or () if value is not None]
+    return f"{fmean(known):.2f}" if values and len(known) == len(values) else "–"
+
+
+def one_seed_table(boards: Mapping[str, Study], page: str) -> str:
+    """The encodings that were trained with one seed only, which no verdict judges."""
+    study = with_labels(boards["code" + leaderboard_plan.ONE_SEED])
+    with_more = with_labels(boards["code"]).encodings
+    lines: dict[str, list[str]] = {}
+    for row in rows_of(study):
+        if row.encoding in with_more:
+            continue
+        if row.reading == "trained":
+            lines[row.encoding] = [f"`{row.encoding}`", mean_in_words([row.near.bits_per_byte])]
+        if row.reading in ("trained", "window"):
+            score = row.far_by_length[max(row.trial.test_lengths)]
+            lines[row.encoding].append(mean_in_words([score.far]))
+    words = READINGS_WORDS[page]
+    header = [ENCODING[page], words["near"], words["trained"], words["window"]]
+    return markdown_table(header, [(*line, "–")[:4] for line in lines.values()])
+
+
+def equal_time_table(boards: Mapping[str, Study], page: str) -> str:
+    """The time of a training step of each encoding, and its validation loss when the fastest has
+    done all its steps."""
+    equal_time = at_equal_time(with_labels(boards["code"]))
+    assert equal_time is not None
+    costs = equal_time.costs
+    losses = equal_time.mean_losses
+    lines = [
+        [f"`{name}`", f"{costs[name]:.2f}", mean_in_words([losses.get(name)])]
+        for name in sorted(costs, key=lambda name: losses.get(name, math.inf))
+    ]
+    return markdown_table(EQUAL_TIME_HEADER[page], lines)
+
+
+BLOCKS: dict[str, Callable[[Mapping[str, Study], str], str]] = {
+    "leaderboard": table,
+    "readings": readings_table,
+    "one seed": one_seed_table,
+    "equal time": equal_time_table,
+}
+"""The tables of the page, by the words of their markers."""
+
+
+def with_tables(text: str, boards: Mapping[str, Study], page: str) -> str:
+    """A page with each table between its two markers."""
+    for name, make in BLOCKS.items():
+        start, end = f"<!-- {name}: written by make readme -->\n", f"<!-- end of {name} -->"
+        before, rest = text.split(start)
+        text = f"{before}{start}{make(boards, page)}{end}{rest.split(end)[1]}"
+    return text
 
 
 def facts_of_leaderboard(studies: Mapping[str, Study]) -> dict[str, Any]:
     """Return the facts of the leaderboard: "answer", which encoding to use for what by all studies,
     and "studies", with `facts_of` each by its name."""
-    facts_by_name = {name: facts_of(with_labels(study)) for name, study in studies.items()}
-    return {"answer": which_for_what(studies), "studies": facts_by_name}
+    labelled = {name: with_labels(study) for name, study in studies.items()}
+    # One seed decides nothing, and other sizes are there for the slopes of leads.
+    judged = {
+        name: study
+        for name, study in labelled.items()
+        if not name.startswith(SIZES) and len({trial.seed for trial in study.trials}) > 1
+    }
+    facts_by_name = {name: with_readings(facts_of(study)) for name, study in labelled.items()}
+    return {"answer": which_for_what(judged), "studies": facts_by_name}
+
+
+def with_readings(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of a study with the encoding and the reading of each row apart: "rope" and
+    "in a window", and "" as trained."""
+    for place in facts["places"]:
+        for entry in place["encodings"]:
+            row = entry["encoding"]
+            suffixes = {row_name("", reading) for reading in READINGS} - {""}
+            suffix = next((words for words in suffixes if row.endswith(words)), "")
+            entry["encoding"] = row.removesuffix(suffix)
+            entry["reading"] = suffix.strip()
+    return facts
 
 
 def which_for_what(studies: Mapping[str, Study]) -> str:
@@ -329,7 +475,8 @@ def _write_line_for_use(
         bits_in_words = f"{choice.loss_of_row[name]:.2f} bits{on_text}"
         parts.append(f"{_standing_in_few_words(choice, name)}, {bits_in_words}")
     names_in_words = join_names(list(dict.fromkeys(taken_names)))
-    return f"{use}: {names_in_words} ({'; '.join(parts)}; {cost_in_words})."
+    where = next(iter(choices.values())).where
+    return f"{use}, {where}: {names_in_words} ({'; '.join(parts)}; {cost_in_words})."
 
 
 def _standing_in_few_words(choice: Choice, name: str) -> str:
@@ -354,7 +501,7 @@ def _no_cost(use: str) -> str:
 def _cost_clause(name: str, ratio: float, cheapest: str) -> str:
     """Write what a row costs: `1.4 times nope's training time`."""
     if name == cheapest or ratio < 1.05:
-        return "least training time"
+        return "about the least training time"
     return f"{ratio:.1f} times {cheapest}'s training time"
 
 
@@ -376,11 +523,11 @@ def _write_line_for_tasks(
 
 
 def main(figures: Path = DOCS / "figures") -> None:
-    boards = published_trials.published_studies()
+    boards = leaderboard_plan.published_studies()
     for name in HEADERS:
         path = DOCS / name
         text = path.read_text(encoding="utf-8")
-        path.write_text(with_table(text, table(boards, name)), encoding="utf-8")
+        path.write_text(with_tables(text, boards, name), encoding="utf-8")
     draw(boards, figures)
     write_atomically(
         DOCS.parent / leaderboard.PUBLISHED_FOLDER / leaderboard.BOARD_FILE, stored(boards)
@@ -390,6 +537,12 @@ def main(figures: Path = DOCS / "figures") -> None:
 def stored(boards: Mapping[str, Study]) -> str:
     """What `posenc leaderboard` prints."""
     concluded = {name: conclude(study) for name, study in boards.items()}
+    for name, study in concluded.items():
+        # Their other limits are those of the code, which stand there.
+        if name.endswith(leaderboard_plan.ONE_SEED):
+            concluded[name] = replace(study, limits="One seed: no verdict. Else as for code.")
+        elif name.startswith(SIZES):
+            concluded[name] = replace(study, limits="Ten bytes a parameter; else as for code.")
     return seal(facts_of_leaderboard(concluded)) + "\n"
 
 

@@ -5,6 +5,10 @@ between braces: `has {bits code rope 128} bits` means that the number between th
 the function `bits` below with the arguments code, rope and 128. Studies are those of
 results/leaderboard and two of results/ablations; tables are those of results/ablations; recorded
 choices are those of posenc/compare/plan/equal_tuning.py.
+
+Encodings have the names of the board without chosen settings, with underscores: "rope (base 100)"
+is rope. Places are a length, at which windows are read as trained, "far", the far bytes by which
+the board judges, a task, or "rank".
 """
 
 from __future__ import annotations
@@ -15,10 +19,11 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import combinations, permutations
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from agreement import (
     TEXT_TABLES,
@@ -30,7 +35,7 @@ from agreement import (
 )
 
 from posenc.compare.judging.context_use import context_gains
-from posenc.compare.judging.limits import limits_in_words
+from posenc.compare.judging.near_far import near_and_far
 from posenc.compare.judging.standing import (
     Standing,
     standing_at,
@@ -38,14 +43,18 @@ from posenc.compare.judging.standing import (
     standing_of_tasks,
 )
 from posenc.compare.judging.summary import has_learned, shown_score
+from posenc.compare.judging.tuning import pairs_turned_by_tuning
 from posenc.compare.plan.equal_tuning import CHOICES_FILE, RecordedChoices
 from posenc.compare.reports.leaderboard import PUBLISHED_FOLDER
-from posenc.compare.results import RateCheck, Study, TrialResult
+from posenc.compare.results import RateCheck, Study, TrialResult, with_labels
+from posenc.compare.rows import plain_name, row_name, rows_of
+from posenc.compare.scores import READINGS
 from posenc.report.report import join_names
-from posenc.tasks.registry import TASKS, TEXT
+from posenc.tasks.registry import TASKS
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "experiments"))
+import leaderboard_plan  # noqa: E402 - lies in experiments/
 import published_trials  # noqa: E402 - lies in experiments/
 
 TITLES = {
@@ -60,7 +69,12 @@ TITLES = {
     "cope": "CoPE",
     "fox": "FoX",
     "dape": "DAPE",
+    "rnope_swa": "RNoPE-SWA",
+    "t5_unscaled": "unscaled T5",
+    "rope_at_base_10,000": "RoPE at base 10,000",
 }
+BASE_OF_PAPERS = "rope_at_base_10,000"
+"""RoPE with the base of published tables, beside that whose base was chosen."""
 SENTENCES_FILE = ROOT / "docs/numbers.toml"
 CALL = re.compile(r"\{([^{}]+)\}")
 """A function below and its arguments, between the words of a sentence in SENTENCES_FILE."""
@@ -71,11 +85,31 @@ BLANK = r"(?:[ \t]+\n?[ \t]*|\n[ \t]*)"
 
 
 @cache
-def studies() -> dict[str, Study]:
+def published() -> dict[str, Study]:
+    """Return the studies of the board, and two of results/ablations."""
     others = (ROOT / f"results/ablations/{name}.jsonl" for name in ("text_600", "copy_longer"))
-    return published_trials.published_studies() | {
+    return leaderboard_plan.published_studies() | {
         path.stem: published_trials.study_of(published_trials.read_rows(path)) for path in others
     }
+
+
+@cache
+def studies() -> dict[str, Study]:
+    """Return the same, with the names that this file's functions take."""
+    return {name: _with_short_names(study) for name, study in published().items()}
+
+
+def _with_short_names(study: Study) -> Study:
+    """Return the study with short names of encodings, see the head of this file."""
+    label_of = {trial.encoding: trial.encoding for trial in study.trials} | study.labels
+    labels = {text: _short_name(label) for text, label in label_of.items()}
+    rates = tuple(replace(check, encoding=_short_name(check.encoding)) for check in study.rates)
+    return with_labels(replace(study, labels=labels, rates=rates))
+
+
+def _short_name(label: str) -> str:
+    """Return the name of an encoding without its settings, blanks as underscores."""
+    return plain_name(label).replace(" ", "_")
 
 
 def _results(study: str, task: str, name: str) -> list[TrialResult]:
@@ -88,20 +122,46 @@ def _results(study: str, task: str, name: str) -> list[TrialResult]:
 
 
 def _standing(study: str, place: str) -> Standing:
-    """At a length of the text, on a task, or over all tasks for "rank"."""
+    """At a length of the text, on its far bytes, on a task, or over all tasks for "rank"."""
     board = studies()[study]
     if place == "rank":
         found = standing_of_tasks(board)
+    elif place == "far":
+        found = near_and_far(board).far
+    elif place in TASKS:
+        found = standing_of_task(board, place)
     else:
-        named = standing_of_task if place in TASKS else standing_at
-        found = named(board, place if place in TASKS else int(place))  # type: ignore[operator]
+        found = standing_at(board, int(place))
     assert found is not None, f"{study} has nothing at {place}"
     return found
 
 
+def _row(standing: Standing, encoding: str) -> str:
+    """The row that stands for an encoding, which may be read in a window: `rope in a window`."""
+    (found,) = {row_name(encoding, reading) for reading in READINGS}.intersection(standing.order)
+    return found
+
+
+def title_of(row: str) -> str:
+    """The name of a row in sentences: `RoPE in a window`."""
+    encoding, *reading = row.split(" ")
+    return " ".join([TITLES.get(encoding, encoding), *reading])
+
+
 def bits(study: str, name: str, length: str) -> str:
-    """The mean loss of an encoding at a length, in bits per byte."""
-    return f"{_standing(study, length).mean(name):.2f}"
+    """The mean loss of an encoding at a length, or on far bytes, in bits per byte."""
+    found = _standing(study, length)
+    return f"{found.mean(_row(found, name)):.2f}"
+
+
+def far(study: str, name: str, reading: str) -> str:
+    """The mean loss of an encoding on far bytes in one of READINGS."""
+    losses = [
+        row.far_by_length[max(row.trial.test_lengths)].far
+        for row in rows_of(studies()[study])
+        if (row.encoding, row.reading) == (name, reading)
+    ]
+    return f"{fmean(losses):.2f}"
 
 
 def rank(study: str, name: str) -> str:
@@ -111,7 +171,8 @@ def rank(study: str, name: str) -> str:
 
 def gap(study: str, place: str, name: str, minus: str) -> str:
     """The difference of two encodings with the interval by which verdicts are made."""
-    found = _standing(study, place).gap(name, minus)
+    standing = _standing(study, place)
+    found = standing.gap(_row(standing, name), _row(standing, minus))
     return _interval(found.value, found.half_width)
 
 
@@ -122,7 +183,7 @@ def tied(study: str, place: str) -> str:
 
 def best(study: str, place: str) -> str:
     """Their names, best mean first."""
-    return join_names([TITLES.get(name, name) for name in _standing(study, place).first_tier])
+    return join_names([title_of(row) for row in _standing(study, place).first_tier])
 
 
 def several(study: str, place: str) -> str:
@@ -135,6 +196,30 @@ def context(study: str, name: str) -> str:
     found = context_gains(studies()[study].of_task("text"), name)
     assert found is not None
     return join_names([f"{round(gain, 3) + 0.0:+.3f}" for gain in sorted(found[1])])
+
+
+def tuned(study: str, name: str) -> str:
+    """The validation losses of an encoding's search: at the rates of all with the usual setting,
+    and at what was chosen."""
+    (check,) = (check for check in studies()[study].rates if check.encoding == name)
+    assert check.plain_bits is not None and check.best is not None and check.best.bits is not None
+    return f"{check.plain_bits:.2f} to {check.best.bits:.2f}"
+
+
+def one_rate(study: str, name: str) -> str:
+    """The validation loss of an encoding's search with its usual setting and one learning rate for
+    all parameters."""
+    (check,) = (check for check in studies()[study].rates if check.encoding == name)
+    assert check.one_rate_bits is not None
+    return f"{check.one_rate_bits:.2f}"
+
+
+def turned_by_tuning(study: str) -> str:
+    """How many pairs have another order at the rates of all with the usual settings than at what
+    was chosen for each."""
+    checks = [check for check in studies()[study].rates if check.plain_bits is not None]
+    pairs = len(checks) * (len(checks) - 1) // 2
+    return f"{len(pairs_turned_by_tuning(checks))} of {pairs}"
 
 
 def passed(study: str, task: str, name: str) -> str:
@@ -201,9 +286,24 @@ def agreed(study: str, source: str) -> str:
 def published_pairs(study: str, begin: str = "") -> Iterator[tuple[Agreement, list]]:
     """Yield the published tables beyond the training length and the pairs that they order, the
     better first: those that seeds separate, or all of a table of one seed."""
-    for each in agreements(studies()[study]):
+    for each in agreements(as_in_papers(studies()[study])):
         if each.table.startswith(begin) and each.multiple != 1:
             yield each, list(each.separated) or _ordered(each)
+
+
+def as_in_papers(study: Study) -> Study:
+    """Return the study with the settings of published tables under the names of these tables: RoPE
+    at base 10,000, and T5 with the usual scale."""
+    left_out = {"t5_unscaled"}
+    name_of: dict[str, str] = {}
+    if BASE_OF_PAPERS in study.encodings:
+        left_out.add("rope")
+        name_of[BASE_OF_PAPERS] = "rope"
+    kept = [trial for trial in study.trials if trial.encoding not in left_out]
+    results = [each for each in study.results if each.config.encoding not in left_out]
+    return with_labels(
+        replace(study, trials=tuple(kept), results=tuple(results), rates=(), labels=name_of)
+    )
 
 
 def _ordered(each: Agreement) -> list[tuple[str, str]]:
@@ -248,28 +348,22 @@ def same_order(study: str, other: str, length: str) -> str:
     return f"{sum(two.mean(a) < two.mean(b) for a, b in pairs)} of {len(pairs)}"
 
 
-def cannot_say(study: str) -> str:
-    """What the study cannot say, as `posenc leaderboard` prints it."""
-    return limits_in_words(studies()[study])
-
-
 @cache
 def trained(study: str) -> dict[str, tuple[float, float]]:
     """Return what `early` and `late` say, by encoding."""
     board, found = studies()[study], {}
     for check in board.rates:
-        (short,) = (tried.bits for tried in check.tried if tried.lr == check.chosen)
         first = min(_results(study, check.task, check.encoding), key=lambda r: r.config.seed)
-        assert short is not None
-        found[check.encoding] = short, first.training[-1].valid
+        assert check.best is not None and check.best.bits is not None
+        found[check.encoding] = check.best.bits, first.training[-1].valid
     return found
 
 
 def hours(study: str) -> str:
     """The hours of one core that the trials of a study took, with those that chose its rates."""
-    files = [f"{study}.jsonl", f"{study}{published_trials.RATES_SUFFIX}.jsonl"]
+    files = [f"{study}.jsonl", f"{study}{leaderboard_plan.RATES_SUFFIX}.jsonl"]
     found = [
-        timing.train_seconds + timing.test_seconds
+        timing.train_seconds + timing.test_seconds + timing.tuning_seconds
         for file in files
         if (ROOT / PUBLISHED_FOLDER / file).is_file()
         for row in published_trials.published_rows(file)
@@ -279,12 +373,10 @@ def hours(study: str) -> str:
 
 
 def slower(study: str, name: str, other: str) -> str:
-    """How many times as long the trainings of an encoding took on text as those of another."""
-    took = {
-        each: fmean(r.timing.train_seconds for r in _results(study, TEXT, each) if r.timing)
-        for each in (name, other)
-    }
-    return f"{took[name] / took[other]:.1f}"
+    """How many times as long a training step of an encoding takes as one of another: the median of
+    the ratios of steps that were taken in turns."""
+    seconds = studies()[study].step_seconds
+    return f"{median(a / b for a, b in zip(seconds[name], seconds[other], strict=True)):.1f}"
 
 
 def perplexity(method: str, start: str) -> str:
@@ -341,7 +433,11 @@ KNOWN: dict[str, Callable[..., str]] = {
         gap,
         tied,
         several,
+        far,
         context,
+        tuned,
+        one_rate,
+        turned_by_tuning,
         passed,
         scores,
         changed,
@@ -353,7 +449,6 @@ KNOWN: dict[str, Callable[..., str]] = {
         hours,
         best,
         reseeded,
-        cannot_say,
         slower,
         perplexity,
         same_order,
@@ -380,7 +475,9 @@ def value_of(call: str) -> str:
     KeyError for an unknown function."""
     name, *arguments = call.removesuffix(" zh").split()
     value = KNOWN[name](*arguments)
-    return value.replace(", ", "、").replace(" and ", " 和 ") if call.endswith(" zh") else value
+    if call.endswith(" zh"):
+        return value.replace(", ", "、").replace(" and ", " 和 ").replace(" to ", " 到 ")
+    return value
 
 
 def find_sentence(text: str, sentence: str) -> re.Match[str]:

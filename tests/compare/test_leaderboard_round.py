@@ -7,7 +7,14 @@ import torch
 
 from posenc.command_line.errors import Stopped
 from posenc.compare.plan.equal_tuning import search_trial
-from posenc.compare.results import FORMAT, Study, Timing, TrainingPoint, TrialResult
+from posenc.compare.results import (
+    FORMAT,
+    Study,
+    Timing,
+    TrainingPoint,
+    TrialResult,
+    with_labels,
+)
 from posenc.compare.scores import CaseScore, FarScore, LengthScore, Reading
 from posenc.compare.sources import CorpusInfo
 from posenc.compare.trial.config import write_trial
@@ -17,6 +24,7 @@ from tests.compare.test_tasks import TEXT
 from tests.experiment import experiment
 
 script = experiment("leaderboard")
+plan_script = experiment("leaderboard_plan")
 published_trials = experiment("published_trials")
 INFO = CorpusInfo("a book", "0123456789abcdef", 1, 900, 50, 50, "by contiguous stretches")
 PLAN = f"""
@@ -89,7 +97,7 @@ def finished(trial, valid=2.0, **changes):
                 for case in task.cases(trial.test_lengths)
             )
         }
-    names = script.readings_of(trial)
+    names = plan_script.readings_of(trial)
     ends = (lengths[0], lengths[-1])
     fields["readings"] = tuple(Reading(name, ends, far[-1:]) for name in sorted(names))
     fields["training"] = (TrainingPoint(1, 2.0, valid),)
@@ -111,7 +119,7 @@ def rows_of(*results, corpus=INFO):
 
 def plan_of(plans, name, encoding):
     study = plans.studies[name]
-    return script.plan_of(script.options_of(study, encoding), study)
+    return plan_script.plan_of(script.options_of(study, encoding), study)
 
 
 def searched(plans, encoding, losses):
@@ -154,7 +162,7 @@ def test_the_plan_has_the_recipe_of_the_round():
     seeds = {(row.study.name, row.list_name): row.seeds for row in plans.rows}
     assert seeds["code", "first"] == seeds["novel", "first"] == 3 and seeds["code", "second"] == 1
     rows = [row.encoding for row in plans.rows if row.study.name == "code"]
-    shape = script.encoding_shape(plan_of(plans, "code", "rope").task_trials[0])
+    shape = plan_script.encoding_shape(plan_of(plans, "code", "rope").task_trials[0])
     for hybrid in {text for text in rows if text.startswith("rnope")}:
         layers = create(hybrid, shape)
         assert layers.period == 2  # of four layers, two have no positions
@@ -164,16 +172,16 @@ def test_a_row_lacks_its_search_then_its_trial_then_nothing(plans):
     known = {"code": {}, "novel": {}, "recall": {}}
     row = row_of(plans, "code", "alibi")
     left = script.left_of(row, plans, known)
-    assert (left.search, left.seeds, left.options) == (script.EXPECTED_SEARCH, (0,), None)
+    assert (left.search, left.seeds, left.options) == (plan_script.EXPECTED_SEARCH, (0,), None)
     tried = searched(plans, "alibi", SLOPES)
     known["code"] = known_of(*tried[:6])
-    assert script.left_of(row, plans, known).search == script.EXPECTED_SEARCH - 6
+    assert script.left_of(row, plans, known).search == plan_script.EXPECTED_SEARCH - 6
     known["code"] = known_of(*tried)
     left = script.left_of(row, plans, known)
     assert (left.search, left.seeds) == (0, (0,))
     options = left.options
     assert options.encodings == ["alibi:learned=true"]
-    (trial,) = script.plan_of(options, row.study).trials
+    (trial,) = plan_script.plan_of(options, row.study).trials
     known["code"] |= known_of(finished(trial))
     assert script.left_of(row, plans, known)[:2] == (0, ())
     other = dataclasses.replace(trial, lr=trial.lr * 2)
@@ -197,7 +205,7 @@ def test_a_search_in_which_a_trial_failed_comes_to_its_end(plans):
     tried = searched(plans, "alibi", SLOPES)
     failed = TrialResult(tried[1].config, "loss became nan")
     known = known_of(*tried[:1], failed, *tried[2:])
-    choice = script.choice_of("alibi", plans.studies["code"], known)
+    choice = plan_script.choice_of("alibi", plans.studies["code"], known)
     assert choice.left == 0 and choice.best.encoding == "alibi:learned=true"
 
 
@@ -296,12 +304,12 @@ def trained(monkeypatch):
         if options.tune:
             (name,) = options.encodings
             results = searched(plans_now, name, SLOPES)
-            best = script.choice_of(name, study, known_of(*results)).best
+            best = plan_script.choice_of(name, study, known_of(*results)).best
             row = row_of(plans_now, study.name, name)
             options = dataclasses.replace(
-                script.chosen_options(row, plans_now, best), out=options.out
+                plan_script.chosen_options(row, plans_now, best), out=options.out
             )
-        results += [finished(t) for t in script.plan_of(options, study).trials]
+        results += [finished(t) for t in plan_script.plan_of(options, study).trials]
         if runs.stop:
             results = results[:1]
         options.out.mkdir(parents=True, exist_ok=True)
@@ -461,3 +469,114 @@ def test_the_rows_so_far_are_of_the_plan():
     known = {name: script.results_of(of_study) for name, of_study in rows.items()}
     rope = row_of(plans, "code", "rope")
     assert script.left_of(rope, plans, known)[:2] == (0, ())
+
+
+def write_round(plans, folder, seeds=1):
+    """Write rows of the code, of the seeds of the novel that are below `seeds`, and of the task."""
+    rows = {name: [] for name in ("code", "code_rates", "novel", "recall")}
+    for encoding in ("rope", "alibi"):
+        tried = searched(plans, encoding, SLOPES)
+        known = {"code": known_of(*tried), "novel": {}, "recall": {}}
+        rows["code_rates"] += rows_of(*tried)
+        for name in ("code", "novel", "recall"):
+            row = row_of(plans, name, encoding)
+            options = script.left_of(row, plans, known).options
+            trials = plan_script.plan_of(options, row.study).trials
+            found = [finished(trial) for trial in trials if trial.seed < seeds]
+            info = dataclasses.replace(INFO, hash=row.study.corpus)
+            rows[name] += rows_of(*found, corpus=info if row.study.corpus else None)
+    for name, found in rows.items():
+        published_trials.add_rows(folder / f"{name}.jsonl", found)
+
+
+def test_a_study_is_on_the_board_with_as_many_seeds_as_all_its_encodings_have(
+    plans, plan_file, tmp_path
+):
+    write_round(plans, tmp_path / "few")
+    found = plan_script.published_studies(tmp_path / "few", plan_file)
+    assert [*found] == ["code", "novel", "tasks"] and len(found["novel"].results) == 2
+    lacking = published_trials.read_rows(tmp_path / "few/novel.jsonl")[:1]
+    (tmp_path / "few/novel.jsonl").unlink()
+    published_trials.add_rows(tmp_path / "few/novel.jsonl", lacking)
+    assert "novel" not in plan_script.published_studies(tmp_path / "few", plan_file)
+    write_round(plans, tmp_path / "all", seeds=2)
+    found = plan_script.published_studies(tmp_path / "all", plan_file)
+    assert {name: len(study.results) for name, study in found.items()} == {
+        "code": 2,
+        "novel": 4,
+        "tasks": 2,
+    }
+    assert found["code"].labels == {"alibi:learned=true": "alibi (learned slopes)"}
+    assert [check.encoding for check in found["code"].rates] == ["rope", "alibi (learned slopes)"]
+    assert {check.best.bits for check in found["code"].rates} == {3.0, 1.8}
+    assert {each.bits for check in found["novel"].rates for each in check.tried} == {None}
+    assert [check.encoding for check in found["tasks"].rates] == ["rope", "alibi (learned slopes)"]
+    assert {trial.lr for trial in found["tasks"].trials} == {0.002}
+
+
+def test_an_encoding_with_one_seed_makes_a_study_beside_the_others(plans, plan_file, tmp_path):
+    more = PLAN.replace("[lists]", '[lists]\ntwo = ["rope"]') + (
+        '[[rows]]\nstudy = "code"\nlist = "two"\nseeds = 2\n'
+    )
+    plan_file.write_text(more, encoding="utf-8")
+    with_two = script.read_round(plan_file)
+    write_round(with_two, tmp_path / "rows")
+    found = plan_script.published_studies(tmp_path / "rows", plan_file)
+    assert found["code"].encodings == ("rope",) and len(found["code"].results) == 1
+    row = next(row for row in with_two.rows if row.seeds == 2 and row.study.name == "code")
+    known = {"code": known_of(*searched(with_two, "rope", SLOPES))}
+    options = script.left_of(row, with_two, known).options
+    trials = plan_script.plan_of(options, row.study).trials
+    published_trials.add_rows(tmp_path / "rows/code.jsonl", rows_of(finished(trials[1])))
+    found = plan_script.published_studies(tmp_path / "rows", plan_file)
+    assert found["code"].encodings == ("rope",) and len(found["code"].results) == 2
+    assert found["code-one-seed"].encodings == ("rope", "alibi:learned=true")
+    assert {trial.seed for trial in found["code-one-seed"].trials} == {0}
+
+
+def test_a_file_that_the_plan_does_not_name_is_a_study_by_itself(plans, plan_file, tmp_path):
+    write_round(plans, tmp_path)
+    grids = plan_script.read_rows(tmp_path / "recall.jsonl")[1:]  # at one rate
+    published_trials.add_rows(tmp_path / "grids.jsonl", grids)
+    found = plan_script.published_studies(tmp_path, plan_file)
+    assert [*found] == ["code", "novel", "tasks", "grids"]
+    (tmp_path / "grids.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"grids.jsonl has no row"):
+        plan_script.published_studies(tmp_path, plan_file)
+
+
+def test_seconds_of_steps_that_were_taken_in_turns_join_the_code(
+    plans, plan_file, tmp_path, monkeypatch
+):
+    write_round(plans, tmp_path)
+    monkeypatch.setattr(script, "NUM_TURNS", 2)
+    study = plans.studies["code"]
+    known = {"code": plan_script.results_of(plan_script.read_study(tmp_path, study))}
+    script.time_steps(plans, known, tmp_path)
+    found = plan_script.published_studies(tmp_path, plan_file)
+    assert found["code"].step_seconds.keys() == {"rope", "alibi:learned=true"}
+    assert {len(seconds) for seconds in found["code"].step_seconds.values()} == {2}
+    assert not found["tasks"].step_seconds
+    path = tmp_path / plan_script.STEP_SECONDS_FILE
+    path.write_text(path.read_text(encoding="utf-8").replace("rope", "rop"), encoding="utf-8")
+    with pytest.raises(ValueError, match="its hash differs"):
+        plan_script.published_studies(tmp_path, plan_file)
+
+
+def test_tasks_are_one_study_when_all_are_there(plans, plan_file, tmp_path):
+    write_round(plans, tmp_path)
+    copy = PLAN[PLAN.index("[studies.recall]") : PLAN.index("[[rows]]")].replace("recall", "copy")
+    row = '[[rows]]\nstudy = "copy"\nlist = "all"\nseeds = 1\n'
+    plan_file.write_text(PLAN.replace("[[rows]]", f"{copy}[[rows]]", 1) + row, encoding="utf-8")
+    assert [*plan_script.published_studies(tmp_path, plan_file)] == ["code", "novel"]
+    with_copy = script.read_round(plan_file)
+    known = {"code": {}, "copy": {}}
+    for row in (row_of(with_copy, "copy", encoding) for encoding in ("rope", "alibi")):
+        known["code"] |= known_of(*searched(with_copy, row.encoding, SLOPES))
+        options = script.left_of(row, with_copy, known).options
+        trials = plan_script.plan_of(options, row.study).trials
+        rows = rows_of(*map(finished, trials), corpus=None)
+        published_trials.add_rows(tmp_path / "copy.jsonl", rows)
+    tasks = plan_script.published_studies(tmp_path, plan_file)["tasks"]
+    assert (tasks.sequence_tasks, len(tasks.results)) == (("recall", "copy"), 4)
+    assert with_labels(tasks).encodings == ("rope", "alibi (learned slopes)")

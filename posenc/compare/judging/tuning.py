@@ -328,10 +328,10 @@ def _sentence_on_leaderboard(study: Study) -> str:
     turned = _pairs_turned_there(published, known)
     turned_clause = f", and {join_names(turned)}" if turned else ""
     return (
-        "Do not carry these leads to longer trainings or the papers' settings. The leaderboard has "
-        f"both ({published.steps:,} steps, {published.train_length} bytes of code, "
-        f"{number_word(published.num_seeds)} seeds{not_run_clause}): there {taken}'s leads are "
-        f"{join_names(leads)}{turned_clause}."
+        "Do not carry these leads to longer trainings. The leaderboard has them "
+        f"({published.steps:,} steps, {published.train_length} bytes of code, settings chosen for "
+        f"them, {number_word(published.num_seeds)} seeds{not_run_clause}): there {taken}'s leads "
+        f"are {join_names(leads)}{turned_clause}."
     )
 
 

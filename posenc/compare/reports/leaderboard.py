@@ -12,14 +12,15 @@ from posenc.report.report import Code, Number, Report, Section, Table, section_o
 from posenc.report.terminal import print_report
 
 PUBLISHED_FOLDER = Path("results/leaderboard")
-"""Folder of the files in the repository; a wheel has them next to this module."""
-BOARD_FILE, TASKS_FILE = "board.json", "tasks.jsonl"
-"""Names of the published files: answers and matrices, and the trials of the tasks."""
+"""Folder of the published trials in the repository. A wheel has BOARD_FILE only, beside this
+module."""
+BOARD_FILE = "board.json"
+"""Name of the file with the answer and the tables, which follow from the trials."""
 EXPLANATION = (
     "Columns with a length: bits per byte of text, lower is better. Tasks: accuracy or exact "
     "match, higher is better. Over several tasks: mean rank, 1 is best. In brackets: the tier; no "
-    "encoding is significantly better than one of tier 1. Without brackets: not decided. For "
-    "programs: posenc leaderboard --json"
+    "encoding is significantly better than one of tier 1. Without brackets: not decided. In a "
+    "window: the same weights, which break as trained. For programs: posenc leaderboard --json"
 )
 NEXT_STEPS = ("Measure on your own text:", Code("posenc compare rope alibi t5 --text book.txt"))
 
@@ -43,9 +44,9 @@ def show_published(as_json: bool) -> None:
 class PublishedLosses(NamedTuple):
     """Hold the mean bits per byte of the published encodings on code at the training length.
 
-    means: by encoding. half_widths: of the interval of its difference from the best one, by
-    encoding; 0 for the best. num_seeds: of each encoding. train_length: in bytes. steps: of every
-    trial.
+    means: by encoding, without its settings. half_widths: of the interval of its difference from
+    the best one, by encoding; 0 for the best. num_seeds: of each encoding. train_length: in bytes.
+    steps: of every trial.
     """
 
     means: Mapping[str, float]
@@ -67,14 +68,17 @@ def published_losses_on_code() -> PublishedLosses:
     Raises: ValueError if this installation lacks the file or it was changed.
     """
     study = unseal(read_file_text(published_file(BOARD_FILE)))["studies"]["code"]
-    entries = study["places"][0]["encodings"]
     trials = study["trials"]
+    # A label has the chosen settings in brackets: `rope (base 100)`.
+    entry_of = {
+        entry["encoding"].partition(" (")[0]: entry for entry in study["places"][0]["encodings"]
+    }
     return PublishedLosses(
-        means={entry["encoding"]: float(entry["mean"]) for entry in entries},
+        means={name: float(entry["mean"]) for name, entry in entry_of.items()},
         half_widths={
-            entry["encoding"]: float(entry["half_over_seeds"] or 0.0) for entry in entries
+            name: float(entry["half_over_seeds"] or 0.0) for name, entry in entry_of.items()
         },
-        num_seeds=min(len(entry["seeds"]) for entry in entries),
+        num_seeds=min(len(entry["seeds"]) for entry in entry_of.values()),
         train_length=trials["train_length"],
         steps=trials["steps"],
     )
@@ -96,13 +100,15 @@ def report_of(board: dict[str, Any]) -> Report:
 
 def leaderboard_table(name: str, study: dict[str, Any]) -> Table:
     """Return a row for each encoding, in the order of the first place, which names the best first;
-    then those that only later places have. Behind a mean is its tier."""
+    then those that only later places have. Behind a mean is its tier, and how the encoding was read
+    where not as trained."""
     means_by_encoding: dict[str, dict[str, Number]] = {}
     for place in study["places"]:
         is_decided = place["least_difference"] is not None
         for entry in place["encodings"]:
             tier = f" ({entry['tier']})" if is_decided else ""
-            mean = Number(entry["mean"], format_spec=".2f", unit=tier)
+            reading = f" {entry['reading']}" if entry["reading"] else ""
+            mean = Number(entry["mean"], format_spec=".2f", unit=tier + reading)
             means_by_encoding.setdefault(entry["encoding"], {})[place["where"]] = mean
     place_names = [place["where"] for place in study["places"]]
     rows = [

@@ -891,7 +891,7 @@ def test_usual_settings_that_were_not_run_are_named_and_longer_trainings_pointed
     )
     assert "posenc leaderboard" not in limits
     assert limits_in_words(dataclasses.replace(searched, rates_from="a record")).startswith(
-        "Do not carry these leads to longer trainings or the papers' settings. The leaderboard has"
+        "Do not carry these leads to longer trainings. The leaderboard has them (3,000 steps, "
     )
     usual = RateCheck.of_search(
         TEXT, "rope", tuple(RateTried(r, 2.5, None, "rope") for r in (0.1, 0.2, 0.4)), 0
@@ -939,28 +939,30 @@ def test_the_leads_of_longer_trainings_are_those_of_the_published_rows():
     for line in (RESULTS / "leaderboard/code.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)["result"]
         losses = {score["length"]: score["bits_per_byte"] for score in row["by_length"]}
-        by_encoding.setdefault(row["config"]["encoding"], []).append(losses[128])
+        # Options are settings that were chosen, but of these two, which are rows of their own.
+        text = row["config"]["encoding"]
+        if text not in ("rope:rope_theta=10000", "t5:unscaled=true"):
+            by_encoding.setdefault(text.split(":")[0], []).append(losses[128])
         assert row["config"]["steps"] == 3000
-    leads = [
-        np.mean(by_encoding[name]) - np.mean(by_encoding["t5"])
-        for name in ("alibi", "rope", "nope")
-    ]
-    here = six(alibi=(2.50, 2.59, 2.57), rope=(2.60, 2.9, 3.30))
+    leads = {
+        name: np.mean(losses) - np.mean(by_encoding["t5"]) for name, losses in by_encoding.items()
+    }
+    # Here NoPE is ahead of ALiBi and RoPE, and there far behind them.
+    here = six(nope=(2.50, 2.59, 2.57), alibi=(2.55, 2.6, 2.6), rope=(2.60, 2.9, 3.30))
     limits = limits_in_words(dataclasses.replace(here, rates_from="a record"))
-    alibi, rope, nope = (f"{lead:.2f}" for lead in leads)
-    assert leads[1] < leads[0], "here alibi is ahead of rope"
     assert (
-        "The leaderboard has both (3,000 steps, 128 bytes of code, three seeds): there t5's leads "
-        f"are {alibi} over alibi, {rope} over rope (not significant) and {nope} over nope, and "
-        "rope is ahead of alibi."
+        "The leaderboard has them (3,000 steps, 128 bytes of code, settings chosen for them, three "
+        f"seeds): there t5's leads are {leads['nope']:.2f} over nope, {leads['alibi']:.2f} over "
+        f"alibi (not significant) and {leads['rope']:.2f} over rope (not significant), and alibi "
+        "is ahead of nope and rope is ahead of nope."
     ) in limits
     more = limits_in_words(
-        dataclasses.replace(six(fire=(2.9, 2.9, 2.9), mine=(3, 3, 3)), rates_from="a record")
+        dataclasses.replace(six(shaw=(2.9, 2.9, 2.9), mine=(3, 3, 3)), rates_from="a record")
     )
     assert "three seeds; mine not run): there" in more
-    # There fire is ahead of t5 by 0.0003 bits, and of alibi by 0.08.
-    assert "-0.00 over fire (not significant)" in more
-    assert "fire is ahead of t5" not in more and "fire is ahead of alibi" in more
+    # There Shaw is ahead of t5, but not significantly.
+    assert leads["shaw"] < 0 and f"{leads['shaw']:.2f} over shaw (not significant)" in more
+    assert "shaw is ahead" not in more
 
 
 def test_a_damaged_leaderboard_costs_no_study_its_answer(monkeypatch):

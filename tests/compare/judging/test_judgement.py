@@ -24,17 +24,14 @@ from posenc.compare.judging.judgement import (
     choose,
     judge,
 )
-from posenc.compare.judging.near_far import Places, far_loss, places_of
+from posenc.compare.judging.near_far import Places, places_of
 from posenc.compare.judging.sentences import _sentence_on_breaking
 from posenc.compare.results import Study
-from posenc.compare.rows import rows_of
 from posenc.statistics.seed_intervals import Gap
 from posenc.tasks.registry import TEXT
 from tests.compare.judging.test_context_use import rows_with, scores_of_model
 from tests.compare.judging.test_standing import verdicts_of_pairs
 from tests.experiment import experiment
-
-published_trials = experiment("published_trials")
 
 RESULTS = Path(__file__).parents[3] / "results"
 SPREADS = (0.015, 0.018)
@@ -240,28 +237,44 @@ def test_a_row_in_a_window_holds_where_far_bytes_cost_no_more_than_the_margin(co
 
 
 def published() -> dict[str, Study]:
-    """Three studies with two or three seeds of all encodings."""
-    boards = published_trials.published_studies()
+    """Two studies with two or three seeds of all encodings."""
+    boards = experiment("leaderboard_plan").published_studies()
     kept = Study.from_json((RESULTS / "compare/study.json").read_text(encoding="utf-8"))
-    return {"code": boards["code"], "novel": boards["novel"], "compare": kept}
+    return {"code": boards["code"], "compare": kept}
 
 
-@pytest.mark.parametrize("name", ["code", "novel", "compare"])
-def test_every_pair_and_every_named_row_of_three_studies_follows_in_other_code(name):
+def from_positions(result) -> float | None:
+    """The loss of the last 128 of 1,024 bytes, where results have losses by position only."""
+    last = [b for b in result.by_position if b.start >= 1024 - 128]
+    if not last or (last[0].start, last[-1].stop) != (896, 1024):
+        return None
+    sizes = [b.stop - b.start for b in last]
+    return float(np.average([b.bits_per_byte for b in last], weights=sizes))
+
+
+@pytest.mark.parametrize("name", ["code", "compare"])
+def test_every_pair_and_every_named_row_of_two_studies_follows_in_other_code(name):
     """Read from the trials, without any function of the judge but the pairs it names."""
     given = published()[name]
     near: dict[str, list[float]] = {}
+    far_of_readings: dict[str, dict[str, list[float]]] = {}
+    for result in sorted(given.of_task(TEXT).finished, key=lambda each: each.config.seed):
+        name = result.config.encoding
+        near.setdefault(name, []).append(result.by_length[0].bits_per_byte)
+        far_of_result = {each.name: each.far[-1].far for each in result.readings if each.far}
+        far_of_result[""] = result.far[-1].far if result.far else from_positions(result)
+        for reading, bits in far_of_result.items():
+            if bits is not None:
+                far_of_readings.setdefault(name, {}).setdefault(reading, []).append(bits)
+    # An encoding is judged as trained, unless a window, or else a tuning, saves more than 0.02.
     far: dict[str, list[float]] = {}
-    results = {(r.config.encoding, r.config.seed): r for r in given.of_task(TEXT).finished}
-    for row in rows_of(given):
-        result = results[row.encoding, row.seed]
-        near.setdefault(row.encoding, []).append(result.by_length[0].bits_per_byte)
-        last = [b for b in result.by_position if b.start >= 1024 - 128]
-        if last and last[-1].stop == 1024 and last[0].start == 896:
-            sizes = [b.stop - b.start for b in last]
-            bits = [b.bits_per_byte for b in last]
-            far.setdefault(row.encoding, []).append(float(np.average(bits, weights=sizes)))
-            assert far_loss(row, result) == pytest.approx(far[row.encoding][-1])
+    for name, losses_of_reading in far_of_readings.items():
+        enough = min(map(np.mean, losses_of_reading.values())) + 0.02
+        reading = next(
+            r for r in ("", "window", "tuned") if np.mean(losses_of_reading[r]) <= enough
+        )
+        words = {"": "", "window": " in a window", "tuned": " tuned"}[reading]
+        far[name + words] = losses_of_reading[reading]
     judgement = judge(given)
     checked = 0
     for losses, standing, expected, choice in (

@@ -23,14 +23,14 @@ from tests.compare.reports.test_reports import on_disk, whole
 from tests.experiment import experiment
 from tests.test_numbers import rank
 
-published_trials = experiment("published_trials")
+published_studies = experiment("leaderboard_plan").published_studies
 
 
 def test_what_is_printed_is_what_the_published_trials_give():
     from tests.test_readme import load_script
 
     script = load_script("update_leaderboard")
-    made = script.stored(published_trials.published_studies())
+    made = script.stored(published_studies())
     kept = leaderboard.published_file(leaderboard.BOARD_FILE).read_text(encoding="utf-8")
 
     def numbers(text):  # to six digits: another processor may round the last ones otherwise
@@ -46,8 +46,8 @@ def test_the_published_answer_names_a_row_and_what_it_costs_for_each_use():
     )
     uses = kept["answer"].split(". ")
     assert [use.partition(":")[0] for use in uses] == [
-        "Short context",
-        "Long context",
+        "Short context, 128 bytes",
+        "Long context, the last 128 of 1,024 bytes",
         "Copying and recall",
     ]
     assert all("training time" in use for use in uses)
@@ -58,7 +58,7 @@ def test_the_published_matrix_is_printed_without_computing_anything(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     (mean,) = rank("tasks", "dape")
     assert f"dape (mean rank {mean:.2f} over 6 tasks; " in shown
-    assert "Short context: t5 (tied with " in shown
+    assert "Short context, 128 bytes: " in shown
     assert "What this cannot say: " in shown
     assert f"{mean:.2f} (1)" in shown and shown.index("dape") < shown.index("sinusoidal")
     code = (
@@ -72,7 +72,7 @@ def test_the_published_matrix_is_printed_without_computing_anything(capsys):
 
 
 def test_the_command_shows_the_stored_answer(call, tmp_path):
-    assert call("leaderboard")[1].startswith("Short context: ")
+    assert call("leaderboard")[1].startswith("Short context, 128 bytes: ")
     code, _, said = call("leaderboard", "--mine", tmp_path)
     assert code == 2 and "No such option" in said and "--mine" in said
 

@@ -133,11 +133,6 @@ def test_a_trial_that_is_there_twice_is_refused():
     for again in (first, better, changed(first, source="abc")):
         with pytest.raises(ValueError, match=r"has t5 on (copy|reverse) seed 0 twice"):
             study_of([first, *others, again])
-    tried = [
-        changed(row, lr=0.5, test_lengths=(16,)) for row in rows() if row.result.config.is_on_text
-    ]
-    with pytest.raises(ValueError, match=r"has t5 seed 0 at lr 0.5 twice"):
-        study_of(rows(), [*tried, tried[0]], "novel.jsonl")
 
 
 def test_rows_of_two_sources_and_of_a_users_encoding_are_refused():
@@ -146,39 +141,20 @@ def test_rows_of_two_sources_and_of_a_users_encoding_are_refused():
     assert len(study_of([*found[:-1], changed(found[-1], source="")]).results) == 18
     with pytest.raises(ValueError, match=r"rope seed 2 of two codes .def and abc"):
         study_of([*found[:-1], changed(found[-1], source="def")])
-    tried = [changed(found[-1], source="def", test_lengths=(16,), lr=0.5)]
-    with pytest.raises(ValueError, match=r"rope seed 2 at lr 0.5 of two codes .def and abc"):
-        study_of(found, tried)
     with pytest.raises(ValueError, match=r"rope seed 2 of two codes .0123"):
         study_of([*made[:-1], changed(made[-1], code="0123")])
 
 
-def test_a_file_that_would_be_left_out_is_refused(tmp_path, monkeypatch):
-    folder = tmp_path / "published"
-    add_rows(folder / "novel.jsonl", rows())
-    (folder / "board.json").touch()
-    monkeypatch.setattr(published_trials, "published_file", lambda name: folder / name)
-    assert list(published_trials.published_studies()) == ["novel"]
+def test_a_file_without_rows_or_with_too_few_is_refused():
+    published_trials.check_whole("book.jsonl", rows())
     *others, last = rows()
-    (folder / "novel.jsonl").unlink()
-    add_rows(folder / "novel.jsonl", others)
     name = last.result.config.encoding
-    with pytest.raises(ValueError, match=rf"novel.jsonl lacks trials of {name}; run them"):
-        published_trials.published_studies()
-    add_rows(folder / "novel.jsonl", [last])
-    (folder / "novel_rates.jsonl").touch()
-    with pytest.raises(ValueError, match=r"novel_rates.jsonl has no row"):
-        published_trials.published_studies()
-    (folder / "novel_rates.jsonl").unlink()
-    (folder / "novel.jsonl").rename(folder / "novel_rates.jsonl")
-    with pytest.raises(
-        ValueError, match=r"novel_rates.jsonl has rates for novel.jsonl, which is missing"
-    ):
-        published_trials.published_studies()
-    (folder / "novel_rates.jsonl").unlink()
-    add_rows(folder / "book.jsonl", [changed(r, lr=0.1 * (1 + i)) for i, r in enumerate(rows())])
-    with pytest.raises(ValueError, match=r"^book.jsonl .* lr 0.*book_rates.jsonl"):
-        published_trials.published_studies()
+    with pytest.raises(ValueError, match=rf"book.jsonl lacks trials of {name}; run them"):
+        published_trials.check_whole("book.jsonl", others)
+    with pytest.raises(ValueError, match=r"book.jsonl has no row"):
+        published_trials.check_whole("book.jsonl", [])
+    with pytest.raises(ValueError, match=r"^book.jsonl .* different recipes .* lr 0"):
+        study_of([changed(r, lr=0.1 * (1 + i)) for i, r in enumerate(rows())], "book.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -230,48 +206,6 @@ def test_a_line_separator_inside_a_row_does_not_end_it(tmp_path):
     info = dataclasses.replace(INFO, name="a\u2028book\x85")
     add_rows(path, rows(dataclasses.replace(board(), corpus=info)))
     assert study_of(read_rows(path)).corpus == info
-
-
-def test_each_text_is_a_study_of_its_own(tmp_path, monkeypatch):
-    def of(text, base):
-        made = [
-            dataclasses.replace(r, config=dataclasses.replace(r.config, corpus=text))
-            for name, bits in (("t5", base), ("rope", base + 0.2))
-            for r in (of_text(name, seed, (bits, bits + 0.1 * seed)) for seed in SEEDS)
-        ]
-        return dataclasses.replace(study(*made), corpus=dataclasses.replace(INFO, hash=text))
-
-    folder = tmp_path / "published"
-    for name, each in {"code": of("a", 2.0), "novel": of("b", 1.5)}.items():
-        add_rows(folder / f"{name}.jsonl", rows(each))
-    (folder / "board.json").touch()
-    monkeypatch.setattr(published_trials, "published_file", lambda name: folder / name)
-    found = published_trials.published_studies()
-    assert {name: board.corpus.hash for name, board in found.items()} == {"code": "a", "novel": "b"}
-
-
-def test_rows_at_another_rate_than_the_chosen_one_are_refused():
-    made = [of_text("rope", seed, (2.0, 2.1)) for seed in SEEDS]
-
-    def tried(rate, valid):
-        config = dataclasses.replace(made[0].config, lr=rate, test_lengths=(16,))
-        return dataclasses.replace(made[0], config=config, training=(TrainingPoint(2, 2.0, valid),))
-
-    one, other = tried(made[0].config.lr, 2.0), tried(0.5, 2.5)
-    whole = study_of(rows(study(*made)), rows(study(one, other)))
-    assert [check.chosen for check in whole.rates] == [made[0].config.lr]
-    with pytest.raises(ValueError, match=r"at a learning rate of 0\.\d+, and 0\.5 was chosen"):
-        study_of(
-            rows(study(*made)),
-            rows(study(one, dataclasses.replace(other, training=(TrainingPoint(2, 2.0, 1.5),)))),
-        )
-    wide = [
-        dataclasses.replace(r, config=dataclasses.replace(r.config, width=99)) for r in (one, other)
-    ]
-    with pytest.raises(ValueError, match=r"different recipes for text: width .*99"):
-        study_of(rows(study(*made)), rows(study(*wide)))
-    with pytest.raises(ValueError, match="and None was chosen"):
-        study_of(rows(board()), rows(study(one, other)))
 
 
 def test_the_published_rows_are_of_the_suite():
