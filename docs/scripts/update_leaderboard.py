@@ -220,7 +220,7 @@ def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str
 def readings_table(boards: Mapping[str, Study], page: str) -> str:
     """The mean bits of every encoding near and, by how it is read, far, on each text."""
     texts = [name for name in ("code", "novel", "operators") if name in boards]
-    bits: dict[str, dict[tuple[str, str], list[float]]] = {}
+    bits: dict[str, dict[tuple[str, str], list[float | None]]] = {}
     for text in texts:
         for row in rows_of(with_labels(boards[text])):
             of_encoding = bits.setdefault(row.encoding, {})
@@ -240,7 +240,7 @@ def readings_table(boards: Mapping[str, Study], page: str) -> str:
     first = columns[0]
     lines = [
         [f"`{name}`", *(mean_in_words(of_encoding.get(column)) for column in columns)]
-        for name, of_encoding in sorted(bits.items(), key=lambda item: fmean(item[1][first]))
+        for name, of_encoding in sorted(bits.items(), key=lambda item: _mean(item[1][first]))
     ]
     seeds = [
         f"{TEXT_WORDS[page][text]} {len({trial.seed for trial in boards[text].trials})}"
@@ -249,10 +249,15 @@ def readings_table(boards: Mapping[str, Study], page: str) -> str:
     return markdown_table(header, lines) + f"\n{SEEDS[page].format(', '.join(seeds))}\n"
 
 
+def _mean(values: Sequence[float | None]) -> float:
+    """The mean; infinite where a trial has no number."""
+    return fmean(math.inf if value is None else value for value in values)
+
+
 def mean_in_words(values: Sequence[float | None] | None) -> str:
-    """The mean with two digits; a dash where a trial has no number."""
-    known = [value for value in values or () if value is not None]
-    return f"{fmean(known):.2f}" if values and len(known) == len(values) else "–"
+    """The mean with two digits; a dash without one."""
+    mean = _mean(values) if values else math.inf
+    return f"{mean:.2f}" if mean < math.inf else "–"
 
 
 def one_seed_table(boards: Mapping[str, Study], page: str) -> str:
