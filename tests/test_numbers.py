@@ -620,3 +620,56 @@ def test_a_wrong_number_is_put_right_and_an_unknown_one_is_told():
 def test_a_sentence_that_was_changed_alone_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
         numbers.with_numbers(text, ["RoPE has {rank tasks rope} of"])
+
+
+def cells_of_table(text: str, words: str) -> list[list[str]]:
+    """The lines of a table of the board's page, by the words of its markers, without its head."""
+    made = text.split(f"<!-- {words}: written by make readme -->\n")[1].split("<!--")[0]
+    lines = [line.strip("| ").split(" | ") for line in made.splitlines() if line.startswith("|")]
+    return lines[2:]
+
+
+def name_of(label: str) -> str:
+    """The name of an encoding in this file, from its label on the board."""
+    return label.strip("`").partition(" (")[0].replace(" ", "_")
+
+
+@pytest.mark.parametrize("page", ["leaderboard.md", "leaderboard.zh-CN.md"])
+def test_other_code_computes_the_table_by_reading(page):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    lines = cells_of_table(text, "readings")
+    assert len(lines) == 10
+    for label, *said in lines:
+        name = name_of(label)
+        wanted = []
+        for study in ROUND:
+            found = far_of_readings(study)
+            wanted.append(bits(study, name, "128")[0])
+            for reading in ("trained", "window", "tuned"):
+                losses_by_seed = found.get((name, reading))
+                wanted.append(losses_by_seed and np.mean([*losses_by_seed.values()]))
+        assert said == ["–" if each is None else f"{each:.2f}" for each in wanted], label
+
+
+def test_other_code_computes_the_loss_at_equal_time():
+    """Validation losses when the fastest has done all its steps, on a line over the logarithm of
+    the steps between the points of a curve."""
+    text = (ROOT / "docs/leaderboard.md").read_text(encoding="utf-8")
+    content = (ROOT / "results/leaderboard/step_seconds.json").read_text(encoding="utf-8")
+    texts = {each["name"]: each["config"]["encoding"] for each in trials("code")}
+    seconds = {name: json.loads(content)["seconds"][text] for name, text in texts.items()}
+    cheapest = min(seconds, key=lambda name: np.median(seconds[name]))
+    lines = cells_of_table(text, "equal time")
+    assert len(lines) == 10
+    for label, cost, loss in lines:
+        name = name_of(label)
+        ratio = np.median(np.divide(seconds[name], seconds[cheapest]))
+        assert cost == f"{ratio:.2f}"
+        at_time = []
+        for each in trials("code"):
+            if each["name"] == name:
+                steps = [point["step"] for point in each["training"]]
+                valid = [point["valid"] for point in each["training"]]
+                step = each["config"]["steps"] / ratio
+                at_time.append(np.interp(np.log(step), np.log(steps), valid))
+        assert loss == f"{np.mean(at_time):.2f}", label

@@ -1,6 +1,7 @@
 """What documents say beside their numbers: sentences, and whether the rows still say so."""
 
 import csv
+import json
 import re
 
 import pytest
@@ -19,6 +20,7 @@ from tests.test_numbers import (
     losses,
     means,
     scores,
+    search,
     trained,
     trials,
     tuned,
@@ -29,6 +31,7 @@ from tests.test_readme import DOCUMENTS
 
 pytestmark = pytest.mark.prose
 published_studies = experiment("leaderboard_plan").published_studies
+BOARD = json.loads((ROOT / "results/leaderboard/board.json").read_text(encoding="utf-8"))
 TEXTS = "code", "novel"
 OTHERS = "ALiBi", "CABLE", "Kazemnejad,_copy", "Kazemnejad,_reverse"
 
@@ -82,6 +85,12 @@ def holds_in_a_window(study):
         far(study, "rope", "window"),
     )
     return trained_far > near + 1 and window < near
+
+
+def trials_of_searches():
+    """How many trials chose the rate and the setting of each encoding."""
+    names = {each["name"] for each in trials("code")}
+    return [len(search("code", name)) for name in names]
 
 
 def saved_by_tuning(name):
@@ -143,6 +152,17 @@ CLAIMS = {
             fit("tasks", "rank").mean.nsmallest(2).index[1] == "shaw"
         ),
     },
+    "docs/leaderboard.md": {
+        "More followed where an edge won, twelve at most": lambda: (
+            {min(trials_of_searches()), max(trials_of_searches())} == {6, 12}
+        ),
+        "These models use 128 bytes of context or fewer": lambda: (
+            max(use["at_most"] for use in BOARD["studies"]["code"]["context"].values()) <= 128
+        ),
+        "with three seeds on code and one on the novel so far": lambda: (
+            [len({each["config"]["seed"] for each in trials(s)}) for s in TEXTS] == [3, 1]
+        ),
+    },
     "docs/findings.md": {
         "tie for the best on code, and NoPE is far behind": lambda: all(
             leads(s, "128")[-1] > 0.2
@@ -167,6 +187,9 @@ CLAIMS = {
         "every loss at the training length and turns few pairs": lambda: (
             all(late < early for early, late in trained("code").values())
             and turned("code")[0] < 0.2 * turned("code")[1]
+        ),
+        "No agreement is beyond chance once it is corrected for the number of tables": lambda: all(
+            p_of(source)[0] * len(("KERPLE", *OTHERS)) > 0.05 for source in ("KERPLE", *OTHERS)
         ),
         "Published tables have our order in part: CABLE's least, KERPLE's most": lambda: (
             agreeing("CABLE") < agreeing("ALiBi") < agreeing("KERPLE")
