@@ -114,9 +114,10 @@ def tuning() -> Drawn:
     kinds = ("usual setting, rate of all", "as chosen")
     found = []
     for check in sorted(text().rates, key=lambda check: check.plain_bits or 0.0):
-        assert check.plain_bits is not None and check.best is not None
+        assert check.plain_bits is not None
+        assert check.best is not None and check.best.bits is not None
         for kind, bits in zip(kinds, (check.plain_bits, check.best.bits), strict=True):
-            found.append(Dot(check.encoding, bits or 0.0, 0.0, kind))
+            found.append(Dot(check.encoding, bits, 0.0, kind))
     lowest = min(dot.value for dot in found)
     return dots("bits per byte on validation text after 600 steps", found, line=lowest)
 

@@ -69,8 +69,8 @@ PLACES = {
 SEEDS = {"leaderboard.md": "Seeds: {}.", "leaderboard.zh-CN.md": "种子数：{}。"}
 ENCODING = {"leaderboard.md": "encoding", "leaderboard.zh-CN.md": "编码"}
 TEXT_WORDS = {
-    "leaderboard.md": {"code": "code", "novel": "novel", "operators": "operators"},
-    "leaderboard.zh-CN.md": {"code": "代码", "novel": "小说", "operators": "算子"},
+    "leaderboard.md": {"code": "code", "novel": "novel"},
+    "leaderboard.zh-CN.md": {"code": "代码", "novel": "小说"},
 }
 READINGS_WORDS = {
     "leaderboard.md": {
@@ -96,7 +96,6 @@ NAMES = {
         "text": "text, {}",
         "code": "code, {}",
         "novel": "a novel, {}",
-        "operators": "headers of operators, {}",
         "size-0.2M": "code, 0.2 M parameters, {}",
         "size-0.9M": "code, 0.9 M parameters, {}",
         "size-3.5M": "code, 3.5 M parameters, {}",
@@ -119,7 +118,6 @@ NAMES = {
         "text": "文本，{}",
         "code": "代码，{}",
         "novel": "小说，{}",
-        "operators": "算子的头文件，{}",
         "size-0.2M": "代码，0.2 M 参数，{}",
         "size-0.9M": "代码，0.9 M 参数，{}",
         "size-3.5M": "代码，3.5 M 参数，{}",
@@ -219,7 +217,7 @@ def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str
 
 def readings_table(boards: Mapping[str, Study], page: str) -> str:
     """The mean bits of every encoding near and, by how it is read, far, on each text."""
-    texts = [name for name in ("code", "novel", "operators") if name in boards]
+    texts = [name for name in TEXT_WORDS[page] if name in boards]
     bits: dict[str, dict[tuple[str, str], list[float | None]]] = {}
     for text in texts:
         for row in rows_of(with_labels(boards[text])):
@@ -264,18 +262,20 @@ def one_seed_table(boards: Mapping[str, Study], page: str) -> str:
     """The encodings that were trained with one seed only, which no verdict judges."""
     study = with_labels(boards["code" + leaderboard_plan.ONE_SEED])
     with_more = with_labels(boards["code"]).encodings
-    lines: dict[str, list[str]] = {}
+    bits: dict[str, dict[str, float | None]] = {}
     for row in rows_of(study):
-        if row.encoding in with_more:
-            continue
-        if row.reading == "trained":
-            lines[row.encoding] = [f"`{row.encoding}`", mean_in_words([row.near.bits_per_byte])]
-        if row.reading in ("trained", "window"):
-            score = row.far_by_length[max(row.trial.test_lengths)]
-            lines[row.encoding].append(mean_in_words([score.far]))
-    words = READINGS_WORDS[page]
-    header = [ENCODING[page], words["near"], words["trained"], words["window"]]
-    return markdown_table(header, [(*line, "–")[:4] for line in lines.values()])
+        if row.encoding not in with_more:
+            of_encoding = bits.setdefault(row.encoding, {})
+            of_encoding[row.reading] = row.far_by_length[max(row.trial.test_lengths)].far
+            if row.reading == "trained":
+                of_encoding["near"] = row.near.bits_per_byte
+    columns = ("near", "trained", "window")
+    header = [ENCODING[page], *(READINGS_WORDS[page][column] for column in columns)]
+    lines = [
+        [f"`{name}`", *(mean_in_words([of_encoding.get(column)]) for column in columns)]
+        for name, of_encoding in bits.items()
+    ]
+    return markdown_table(header, lines)
 
 
 def equal_time_table(boards: Mapping[str, Study], page: str) -> str:

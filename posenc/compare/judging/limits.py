@@ -91,9 +91,7 @@ def _sentences_on_servers(study: Study) -> Iterator[str]:
     if not servers_without:
         return
     best_served = _best_served_rows(standing, places, servers_without)
-    rows_ahead = []
-    if best_served:
-        rows_ahead = standing.order[: standing.order.index(best_served[0])]
+    rows_ahead = _rows_ahead_of(best_served, standing)
     unserved_rows = _unserved_rows([judgement.taken, *rows_ahead], places, servers_without)
     pair_gap = None
     if len(best_served) == 2:
@@ -115,6 +113,12 @@ def _best_served_rows(standing: Standing, places: Places, servers: Sequence[str]
         name for name in standing.order if {*servers} <= {*servers_of(places.text_of_row(name))}
     ]
     return [name for name in served_rows if (name, served_rows[0]) not in standing.worse_pairs]
+
+
+def _rows_ahead_of(rows: Sequence[str], standing: Standing) -> tuple[str, ...]:
+    """Return the rows of a standing with a better mean than the first of `rows`; () if there are
+    none of these."""
+    return standing.order[: standing.order.index(rows[0])] if rows else ()
 
 
 def _unserved_rows(rows: Sequence[str], places: Places, servers: Sequence[str]) -> list[str]:

@@ -97,13 +97,15 @@ def near_and_far(study: Study) -> Places:
     far = _standing(judged_far_losses, far_place_in_words(text_study), rows, is_far=True)
     near, far = with_own_spread_of_first(near, far, near_row_of)
     why_no_far = "" if far else _why_no_far(text_study, rows)
-    text_of = {
-        result.config.encoding: result.spec["name"]
-        for result in text_study.finished
-        if "name" in result.spec
-    }
     return Places(
-        near, far, encoding_of, near_row_of, unjudged_far_loss, failure_counts, why_no_far, text_of
+        near,
+        far,
+        encoding_of,
+        near_row_of,
+        unjudged_far_loss,
+        failure_counts,
+        why_no_far,
+        _texts_of_encodings(text_study),
     )
 
 
@@ -201,6 +203,16 @@ def _rows_that_count(text_study: Study, failure_counts: Mapping[str, tuple[int, 
     checked_rows = [row for row in rows_of(text_study) if row.encoding not in text_study.unchecked]
     complete_rows = [row for row in checked_rows if row.encoding not in failure_counts]
     return complete_rows or checked_rows
+
+
+def _texts_of_encodings(text_study: Study) -> dict[str, str]:
+    """Return the text of each encoding that its results name; tables of other programs name
+    none."""
+    return {
+        result.config.encoding: result.spec["name"]
+        for result in text_study.finished
+        if "name" in result.spec
+    }
 
 
 def _encoding_and_seed(config: TrialConfig) -> tuple[str, int]:

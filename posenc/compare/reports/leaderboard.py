@@ -20,7 +20,8 @@ EXPLANATION = (
     "Columns with a length: bits per byte of text, lower is better. Tasks: accuracy or exact "
     "match, higher is better. Over several tasks: mean rank, 1 is best. In brackets: the tier; no "
     "encoding is significantly better than one of tier 1. Without brackets: not decided. In a "
-    "window: the same weights, which break as trained. For programs: posenc leaderboard --json"
+    "window: the same weights, each byte read with the last 128 only. For programs: posenc "
+    "leaderboard --json"
 )
 NEXT_STEPS = ("Measure on your own text:", Code("posenc compare rope alibi t5 --text book.txt"))
 
@@ -30,7 +31,7 @@ def show_published(as_json: bool) -> None:
 
     Raises: ValueError if this installation lacks the file or it was changed.
     """
-    path = published_file(BOARD_FILE)
+    path = board_file()
     try:
         board = unseal(read_file_text(path))
     except ValueError as error:
@@ -67,7 +68,7 @@ def published_losses_on_code() -> PublishedLosses:
 
     Raises: ValueError if this installation lacks the file or it was changed.
     """
-    study = unseal(read_file_text(published_file(BOARD_FILE)))["studies"]["code"]
+    study = unseal(read_file_text(board_file()))["studies"]["code"]
     trials = study["trials"]
     # A label has the chosen settings in brackets: `rope (base 100)`.
     entry_of = {
@@ -118,13 +119,13 @@ def leaderboard_table(name: str, study: dict[str, Any]) -> Table:
     return Table(["encoding", *place_names], rows, f"Published leaderboard: {name}", name=name)
 
 
-def published_file(name: str) -> Path:
-    """Return the path of a published file, in the wheel or in the repository.
+def board_file() -> Path:
+    """Return the path of BOARD_FILE, in the wheel or in the repository.
 
     Raises: ValueError if it is in neither.
     """
-    packaged_path = Path(str(resources.files("posenc.compare.reports").joinpath(name)))
-    repository_path = Path(__file__).parents[3] / PUBLISHED_FOLDER / name
+    packaged_path = Path(str(resources.files("posenc.compare.reports").joinpath(BOARD_FILE)))
+    repository_path = Path(__file__).parents[3] / PUBLISHED_FOLDER / BOARD_FILE
     for path in (packaged_path, repository_path):
         if path.is_file():
             return path

@@ -31,7 +31,7 @@ def test_what_is_printed_is_what_the_published_trials_give():
 
     script = load_script("update_leaderboard")
     made = script.stored(published_studies())
-    kept = leaderboard.published_file(leaderboard.BOARD_FILE).read_text(encoding="utf-8")
+    kept = leaderboard.board_file().read_text(encoding="utf-8")
 
     def numbers(text):  # to six digits: another processor may round the last ones otherwise
         found = json.loads(text, parse_float=lambda number: round(float(number), 6))
@@ -41,9 +41,7 @@ def test_what_is_printed_is_what_the_published_trials_give():
 
 
 def test_the_published_answer_names_a_row_and_what_it_costs_for_each_use():
-    kept = json.loads(
-        leaderboard.published_file(leaderboard.BOARD_FILE).read_text(encoding="utf-8")
-    )
+    kept = json.loads(leaderboard.board_file().read_text(encoding="utf-8"))
     uses = kept["answer"].split(". ")
     assert [use.partition(":")[0] for use in uses] == [
         "Short context, 128 bytes",
@@ -83,7 +81,7 @@ def test_the_command_shows_the_stored_answer(call, tmp_path):
 def test_a_damaged_file_of_the_leaderboard_is_named(call, tmp_path, monkeypatch, text):
     path = tmp_path / "board.json"
     path.write_text(text, encoding="utf-8")
-    monkeypatch.setattr(leaderboard, "published_file", lambda name: path)
+    monkeypatch.setattr(leaderboard, "board_file", lambda: path)
     for given in ((), ("--json",)):
         code, out, said = call("leaderboard", *given)
         assert (code, out) == (2, "") and "board.json" in said and said.count("\n") == 1
@@ -100,10 +98,10 @@ def test_a_damaged_file_of_the_leaderboard_is_named(call, tmp_path, monkeypatch,
     ],
 )
 def test_one_changed_field_of_the_leaderboard_is_refused(call, tmp_path, monkeypatch, change, why):
-    text = leaderboard.published_file(leaderboard.BOARD_FILE).read_text(encoding="utf-8")
+    text = leaderboard.board_file().read_text(encoding="utf-8")
     path = tmp_path / "board.json"
     path.write_text(change(text), encoding="utf-8")
-    monkeypatch.setattr(leaderboard, "published_file", lambda name: path)
+    monkeypatch.setattr(leaderboard, "board_file", lambda: path)
     for given in ((), ("--json",)):
         code, out, said = call("leaderboard", *given)
         assert (code, out) == (2, "") and said.count("\n") == 1
@@ -113,9 +111,7 @@ def test_one_changed_field_of_the_leaderboard_is_refused(call, tmp_path, monkeyp
 def test_the_matrix_has_one_line_an_encoding_at_80_columns(call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = call("leaderboard")[1].splitlines()
-    found = json.loads(
-        leaderboard.published_file(leaderboard.BOARD_FILE).read_text(encoding="utf-8")
-    )
+    found = json.loads(leaderboard.board_file().read_text(encoding="utf-8"))
     made = [row for table in leaderboard.report_of(found).tables().values() for row in table.rows]
     rows = [line for line in lines if line.startswith("│")]
     for line, cells in zip(rows, made, strict=True):
