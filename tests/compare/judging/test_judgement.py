@@ -162,6 +162,8 @@ def test_the_simulated_levels_are_as_documented():
     usual = [row for row in rows if row["world"] != "tenfold"]
     assert min(min(float(row["named_near"]), float(row["named_far"])) for row in usual) >= 0.795
     assert max(float(row["differ"]) for row in usual) <= 0.07
+    tenfold = [row for row in rows if row["world"] == "tenfold"]
+    assert max(float(row["differ"]) for row in tenfold) <= 2 / 3
 
 
 def test_an_encoding_breaks_where_far_context_costs_more_than_a_tenth_of_a_bit():
