@@ -193,7 +193,7 @@ class NeedleByMeaning(FactsInText):
     since_recipe = 7
 
     def shortcuts(self) -> dict[str, Shortcut]:
-        return {"the last value": _last_value}
+        return {"the last value": _last_value, "one of the values": _one_of_the_values}
 
 
 class Variables(FactsInText):
@@ -225,6 +225,16 @@ def _last_value(tokens: np.ndarray) -> np.ndarray:
     """
     last_fact_index = np.flatnonzero(tokens == FACT)[-1]
     return tokens[last_fact_index + 2 : last_fact_index + 3]
+
+
+def _one_of_the_values(tokens: np.ndarray) -> np.ndarray:
+    """Return one value of a text, (1,), which is a guess at the answer.
+
+    tokens: of one sequence of NeedleByMeaning, (len,).
+    """
+    values = tokens[np.flatnonzero(tokens == FACT) + 2]
+    # As good as drawn: shortcuts take no generator.
+    return values[[tokens.sum() % len(values)]]
 
 
 def _first_chain(tokens: np.ndarray) -> np.ndarray:

@@ -104,6 +104,13 @@ def test_the_chain_that_is_first_is_right_in_half_of_the_texts_at_every_depth():
             assert 0.36 <= scores["the chain that is first"] <= 0.64, case
 
 
+def test_one_of_the_values_is_right_in_an_eighth_of_the_texts_at_every_depth():
+    task = TASKS["needle_by_meaning"]
+    for case in task.cases(task.test_lengths):
+        scores = scoring.policy_scores("needle_by_meaning", case, task.train_length)
+        assert 1 / 8 - 0.09 <= scores["one of the values"] <= 1 / 8 + 0.09, case
+
+
 def test_a_bag_of_words_answers_the_retired_task_and_it_is_offered_no_more():
     scores = scoring.policy_scores("common_words", Case(64), 32)
     assert scores["counting words"] == 1.0
