@@ -491,8 +491,8 @@ def same_order(study, other, length):
     return [sum((one[a] - one[b]) * (two[a] - two[b]) > 0 for a, b in pairs), len(pairs)]
 
 
-def hours(study):
-    names = [study, f"{study}_rates"]
+def hours(*studies):
+    names = [name for study in studies for name in (study, f"{study}_rates")]
     found = [n for n in names if (ROOT / f"results/leaderboard/{n}.jsonl").is_file()]
     times = [each["timing"] or {} for name in found for each in read(name)]
     parts = ("train_seconds", "test_seconds", "tuning_seconds")

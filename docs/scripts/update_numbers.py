@@ -360,9 +360,9 @@ def trained(study: str) -> dict[str, tuple[float, float]]:
     return found
 
 
-def hours(study: str) -> str:
-    """The hours of one core that the trials of a study took, with those that chose its rates."""
-    files = [f"{study}.jsonl", f"{study}{leaderboard_plan.RATES_SUFFIX}.jsonl"]
+def hours(*names: str) -> str:
+    """The hours of one core that the trials of studies took, with those that chose their rates."""
+    files = [f"{name}{end}.jsonl" for name in names for end in ("", leaderboard_plan.RATES_SUFFIX)]
     found = [
         timing.train_seconds + timing.test_seconds + timing.tuning_seconds
         for file in files
