@@ -1,7 +1,7 @@
 """What the round of the leaderboard is: its studies, its rows, and what their files hold.
 
 experiments/leaderboard.toml has the plan; experiments/leaderboard.py runs what is missing, and
-docs/scripts/update_leaderboard.py reads what is whole.
+docs/scripts/update_leaderboard.py shows what is whole.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ STEP_SECONDS_FILE = "step_seconds.json"
 """Seconds of training steps of the encodings of TIMED_STUDY, taken in turns."""
 TASKS_STUDY = "tasks"
 """The study of all tasks of the plan."""
+SIZES = "size-"
+"""Begins the names of the studies that differ in the size of the model only."""
 ONE_SEED = "-one-seed"
 """Ends the name of a study with the encodings that were trained with one seed only."""
 

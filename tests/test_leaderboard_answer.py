@@ -7,7 +7,7 @@ from tests.compare.judging.test_standing import of_tasks
 from tests.compare.judging.test_summary import result, study
 from tests.test_readme import load_script
 
-script = load_script("update_leaderboard")
+script = load_script("board_answer")
 _seconds_on_tasks, which_for_what = script._seconds_on_tasks, script.which_for_what
 
 SEEDS = (0, 1, 2)

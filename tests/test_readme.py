@@ -98,7 +98,7 @@ def test_the_answer_and_the_figure_are_those_of_the_published_trials(document, t
 
 
 def test_the_answer_keeps_apart_what_is_tied_what_is_worse_and_what_is_not_decided():
-    script = load_script("update_leaderboard")
+    script = load_script("board_tables")
     beyond = {
         "t5": (0.98, 0.97, 0.99, 0.98, 0.98),
         "alibi": (0.97, 0.98, 0.985, 0.97, 0.99),
