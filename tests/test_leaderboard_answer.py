@@ -47,10 +47,10 @@ def test_one_encoding_that_is_best_on_both_texts_is_named_with_both_numbers_and_
     code = timed(code, {"t5": 2.5})
     said = which_for_what({"code": code, "novel": novel, "tasks": timed(of_tasks(TASKS), {})})
     assert said.startswith(
-        "Short context, 128 bytes: t5 (leads, 1.60 bits on code; leads, 2.10 bits on novel; 2.5 "
-        "times rope's training time). Long context, the last 128 of 512 bytes: t5 (leads, 1.50 "
-        "bits on code; leads, 2.00 bits on novel; 2.5 times rope's training time). Copying and "
-        "recall: dape (not decided, mean rank 1.00 over 3 tasks; about the least training time)."
+        "Short context, 128 bytes: t5 (leads on code and novel; 1.60 and 2.10 bits; 2.5 times "
+        "rope's training time). Long context, the last 128 of 512 bytes: t5 (leads on code and "
+        "novel; 1.50 and 2.00 bits; 2.5 times rope's training time). Copying and recall: dape (not "
+        "decided, mean rank 1.00 over 3 tasks; about the least training time)."
     )
 
 
@@ -68,8 +68,7 @@ def test_texts_that_disagree_get_one_each_and_a_tie_is_said():
     code = of_text({"t5": (1.6, 1.5), "rope": (1.7, 4.0)})
     novel = of_text({"t5": (2.2, 2.0), "rope": (2.1, 4.2)}, corpus="novel")
     assert which_for_what({"code": code, "novel": novel}).startswith(
-        "Short context, 128 bytes: t5 and rope (leads, 1.60 bits on code; leads, 2.10 bits on "
-        "novel; "
+        "Short context, 128 bytes: t5 and rope (leads on code and novel; 1.60 and 2.10 bits; "
     )
     wide = study(
         *(
@@ -79,7 +78,23 @@ def test_texts_that_disagree_get_one_each_and_a_tie_is_said():
         )
     )
     said = which_for_what({"any": wide})
-    assert said.startswith("Short context, 128 bytes: rope (tied with one other, 1.65 bits; ")
+    assert said.startswith("Short context, 128 bytes: rope (tied with one other; 1.65 bits; ")
+
+
+def test_ties_on_several_texts_are_said_in_one_breath():
+    code = of_text({"t5": (1.6, 1.5), "rope": (1.605, 4.0), "nope": (1.9, 1.9)})
+    three = {"t5": (1.6, 1.5), "rope": (1.605, 4.0), "nope": (1.602, 1.9)}
+    texts = {"code": code, "novel": of_text(three, corpus="novel")}
+    assert which_for_what(texts).startswith(
+        "Short context, 128 bytes: rope (tied with one other on code and two on novel; "
+    )
+    assert which_for_what(texts | {"law": of_text(three, corpus="law")}).startswith(
+        "Short context, 128 bytes: rope (tied with one other on code and two on novel and law; "
+    )
+    same = {"code": code, "novel": replace(texts["novel"], trials=(), results=())}
+    assert which_for_what(same).startswith(
+        "Short context, 128 bytes: rope (tied with one other; 1.60 bits; "
+    )
 
 
 def test_all_studies_of_tasks_count():
@@ -95,7 +110,7 @@ def test_all_studies_of_tasks_count():
 def test_one_seed_is_not_decided_and_nothing_is_nothing():
     alone = of_text({"t5": (1.6, 1.5), "rope": (1.7, 4.0)}, seeds=(0,))
     assert which_for_what({"any": alone}).startswith(
-        "Short context, 128 bytes: t5 (not decided, 1.60 bits; "
+        "Short context, 128 bytes: t5 (not decided; 1.60 bits; "
     )
     assert which_for_what({}) == ""
     failed = replace(alone, results=())
@@ -113,7 +128,7 @@ def test_texts_of_other_recipes_and_one_text_twice_are_not_joined():
         )
     same = which_for_what({"code": code, "novel": of_text(other, corpus="novel")})
     assert same.startswith(
-        "Short context, 128 bytes: rope (tied with one other, 1.60 bits on code; leads, "
+        "Short context, 128 bytes: rope (tied with one other on code; leads on novel; 1.6"
     )
 
 

@@ -158,15 +158,57 @@ def _write_line_for_use(
 
     choices: by the name of the text. taken: one row for all texts, or one for each.
     """
-    parts = []
-    for i, (text_name, choice) in enumerate(choices.items()):
-        name = taken_names[min(i, len(taken_names) - 1)]
-        on_text = "" if len(choices) == 1 else f" on {text_name}"
-        bits_in_words = f"{choice.loss_of_row[name]:.2f} bits{on_text}"
-        parts.append(f"{_standing_in_few_words(choice, name)}, {bits_in_words}")
+    name_of_text = {
+        text_name: taken_names[min(i, len(taken_names) - 1)] for i, text_name in enumerate(choices)
+    }
+    losses = [f"{choice.loss_of_row[name_of_text[text]]:.2f}" for text, choice in choices.items()]
     names_in_words = join_names(list(dict.fromkeys(taken_names)))
+    standing_in_words = _standing_on_texts(choices, name_of_text)
     where = next(iter(choices.values())).where
-    return f"{use}, {where}: {names_in_words} ({'; '.join(parts)}; {cost_in_words})."
+    return (
+        f"{use}, {where}: {names_in_words} ({standing_in_words}; {join_names(losses)} bits; "
+        f"{cost_in_words})."
+    )
+
+
+def _standing_on_texts(choices: Mapping[str, Choice], name_of_text: Mapping[str, str]) -> str:
+    """Write how a row stands on each text: `leads on code and novel`, or `tied with one other on
+    code and three on novel`.
+
+    choices, name_of_text: the choice and the taken row by the name of the text.
+    """
+    if len(choices) == 1:
+        ((text, choice),) = choices.items()
+        return _standing_in_few_words(choice, name_of_text[text])
+    if all(_is_tied(choice) for choice in choices.values()):
+        return _ties_on_texts({text: len(choice.tied) - 1 for text, choice in choices.items()})
+    texts_by_standing: dict[str, list[str]] = {}
+    for text, choice in choices.items():
+        standing = _standing_in_few_words(choice, name_of_text[text])
+        texts_by_standing.setdefault(standing, []).append(text)
+    return "; ".join(
+        f"{standing} on {join_names(texts)}" for standing, texts in texts_by_standing.items()
+    )
+
+
+def _ties_on_texts(count_by_text: Mapping[str, int]) -> str:
+    """Write `tied with six others on code and seven on novel`.
+
+    count_by_text: how many others a row is tied with, by the name of the text.
+    """
+    texts_by_count: dict[int, list[str]] = {}
+    for text, count in count_by_text.items():
+        texts_by_count.setdefault(count, []).append(text)
+    parts = []
+    for count, texts in texts_by_count.items():
+        tie = number_word(count) if parts else _tied_with(count)
+        parts.append(f"{tie} on {join_names(texts)}")
+    return join_names(parts)
+
+
+def _is_tied(choice: Choice) -> bool:
+    """Return True for rows whose differences have intervals, and none is significant."""
+    return not choice.why_no_interval and choice.certainty == TIED
 
 
 def _standing_in_few_words(choice: Choice, name: str) -> str:
