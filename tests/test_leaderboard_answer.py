@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from posenc.compare.results import Timing
 from tests.compare.judging.test_standing import of_tasks
 from tests.compare.judging.test_summary import result, study
@@ -52,6 +54,21 @@ def test_one_encoding_that_is_best_on_both_texts_is_named_with_both_numbers_and_
         "novel; 1.50 and 2.00 bits; 2.5 times rope's training time). Copying and recall: dape (not "
         "decided, mean rank 1.00 over 3 tasks; about the least training time)."
     )
+
+
+def test_the_answer_of_the_largest_models_follows_those_on_texts():
+    code = timed(of_text({"t5": (1.6, 1.5), "rope": (1.7, 4.0)}), {})
+    larger = of_text({"t5": (1.4, 1.3), "rope": (1.2, 3.0), "nope": (1.3, 3.1)})
+    studies = {"code": code, "tasks": timed(of_tasks(TASKS), {})}
+    said = which_for_what(studies, larger)
+    line = (
+        "Of three at 1.0 M parameters: rope for short context (leads, 1.20 bits) and t5 for "
+        "long context (leads, 1.30 bits)."
+    )
+    assert f"training time). {line} Copying and recall: " in said
+    assert said.replace(f"{line} ", "") == which_for_what(studies)
+    with pytest.raises(ValueError, match="no losses near and far"):
+        which_for_what(studies, replace(larger, trials=(), results=()))
 
 
 def test_nobody_is_named_without_its_training_time():

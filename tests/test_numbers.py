@@ -40,10 +40,15 @@ BY_TOKEN = ("recall", "flip_flop", "offset", "grid")
 LEVELS = ROOT / "posenc/statistics/levels.csv"
 
 
-NAMES = {"rope:rope_theta=10000": "rope_at_base_10,000", "t5:unscaled=true": "t5_unscaled"}
+NAMES = {
+    "alibi:bias_max=8": "alibi_with_fixed_slopes",
+    "rope:rope_theta=10000": "rope_at_base_10,000",
+    "t5:unscaled=true": "t5_unscaled",
+}
 """Encodings of the board whose options are their name; of all others options are settings."""
 ROUND = ("code", "novel")
-ONE_SEED, WITH_ONE_SEED = "-one-seed", ("sinusoidal", "learned")
+SIZES = ("size-0.2M", "size-0.9M")
+ONE_SEED, WITH_ONE_SEED = "-one-seed", ("sinusoidal", "learned", "alibi_with_fixed_slopes")
 RATE = 0.008
 """The learning rate of all encodings on text, before any is tuned."""
 
@@ -67,7 +72,7 @@ def trials(study):
     if study.endswith(ONE_SEED):
         rows = read(study.removesuffix(ONE_SEED))
         return [each for each in rows if each["config"]["seed"] == 0]
-    if study not in ROUND:
+    if study not in (*ROUND, *SIZES):
         return read(study)
     rows = [each for each in read(study) if each["name"] not in WITH_ONE_SEED]
     num_seeds = min(Counter(each["name"] for each in rows).values())
@@ -183,6 +188,17 @@ def gap(study, place, name, minus):
     return [fitted.mean[one] - fitted.mean[other], fitted.half(one, other)]
 
 
+def lead(study, place, name, over):
+    return gap(study, place, over, name)
+
+
+def gap_by_seeds(study, place, name, minus):
+    fitted = Fit(study, place, expects=False)
+    (one,) = (row for row in fitted.mean.index if of_encoding(row, name))
+    (other,) = (row for row in fitted.mean.index if of_encoding(row, minus))
+    return [fitted.mean[one] - fitted.mean[other], fitted.half(one, other)]
+
+
 @cache
 def fit(study, place):
     return Fit(study, place)
@@ -192,7 +208,7 @@ class Fit:
     """A linear model of encodings and seeds, and Tukey's interval; the
     losses of the best are fitted again without the others. In one task higher is better."""
 
-    def __init__(self, study, place, among=None):
+    def __init__(self, study, place, among=None, expects=True):
         pandas = pytest.importorskip("pandas")
         ols = pytest.importorskip("statsmodels.formula.api", reason="make test-all installs it").ols
         task = place in {each["config"]["task"] for each in trials(study)}
@@ -213,7 +229,7 @@ class Fit:
             self.variance, where = max(self.variance, (1 / 512) ** 2), "task"
         else:
             first = min(each["by_length"][0]["length"] for each in of(study, "text"))
-            where, self.known, self.margin = "text", 10, 0.02
+            where, self.known, self.margin = "text", 10 if expects else 0, 0.02
             self.expected = 0.015 if place == str(first) else 0.018
         self.variance = self.with_expected(self.variance, model.df_resid)
         with LEVELS.open(encoding="utf-8") as file:
@@ -228,7 +244,7 @@ class Fit:
         self.spread = stats.studentized_range.ppf(1 - level, names, freedom)
         kept, self.again = self.kept(), None
         if where == "text" and 1 < len(kept) < names:
-            self.again = Fit(study, place, kept)
+            self.again = Fit(study, place, kept, expects)
 
     def with_expected(self, variance, freedom):
         """With what is expected of losses on text, as much as ten degrees of freedom say."""
@@ -431,6 +447,16 @@ def trained(study):
     return found
 
 
+def cut(study, name):
+    longest = [each["far"][-1] for each in of(study, "text") if each["name"] == name]
+    return [np.mean([each["far_near"] for each in longest])]
+
+
+def tried(study, name, text):
+    found = [each for each in search(study, name) if each["config"]["encoding"] == text]
+    return [found[0]["training"][-1]["valid"]]
+
+
 def tuned(study, name):
     """The loss at the rates of all with the usual setting, and the lowest."""
     return [*usual(study, name, 20.0), search(study, name)[0]["training"][-1]["valid"]]
@@ -538,11 +564,15 @@ AGAIN = {
         bits,
         rank,
         gap,
+        gap_by_seeds,
+        lead,
         tied,
         several,
         far,
+        cut,
         context,
         tuned,
+        tried,
         one_rate,
         turned_by_tuning,
         passed,
@@ -600,6 +630,10 @@ def test_a_wrong_number_is_put_right_and_an_unknown_one_is_told():
     assert right == ("rank tasks rope", "9.99")
     mended = numbers.with_numbers("RoPE\nhas 9.99\nof ten.", [sentence])
     assert mended == f"RoPE\nhas {numbers.value_of('rank tasks rope')}\nof ten."
+    rank = numbers.value_of("rank tasks rope")
+    first_of_paragraph = ["{rank tasks rope} is its rank"]
+    text = numbers.with_numbers("# Ranks\n\n9.99 is its rank.", first_of_paragraph)
+    assert text == f"# Ranks\n\n{rank} is its rank."
     with pytest.raises(KeyError, match="nosuch"):
         numbers.with_numbers("has 1 of", ["has {nosuch rope} of"])
 
@@ -644,11 +678,33 @@ def test_other_code_computes_the_table_by_reading(page):
         wanted = []
         for study in ROUND:
             found = far_of_readings(study)
-            wanted.append(bits(study, name, "128")[0])
+            wanted += [bits(study, name, "128")[0], cut(study, name)[0]]
             for reading in ("trained", "window", "tuned"):
                 losses_by_seed = found.get((name, reading))
                 wanted.append(losses_by_seed and np.mean([*losses_by_seed.values()]))
         assert said == ["–" if each is None else f"{each:.2f}" for each in wanted], label
+
+
+@pytest.mark.parametrize("page", ["leaderboard.md", "leaderboard.zh-CN.md"])
+def test_other_code_computes_the_table_of_sizes(page):
+    """Losses, leads over the best other encoding, and the slope of leads over doublings."""
+    parameters = [min(each["parameters"] for each in trials(study)) for study in SIZES]
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    lines = cells_of_table(text, "sizes")
+    names = [name_of(label) for label, *_ in lines]
+    assert sorted(names) == ["alibi", "rnope_swa", "rope", "rope_at_base_10,000", "t5"]
+    for name, (_, *said) in zip(names, lines, strict=True):
+        wanted = []
+        for place in ("128", "far"):
+            leads = []
+            for study in SIZES:
+                own, *rest = (bits(study, n, place)[0] for n in (name, *names))
+                others = [loss for other, loss in zip(names, rest, strict=True) if other != name]
+                leads.append(min(others) - own)
+                wanted.append(f"{own:.2f} ({leads[-1]:+.3f})")
+            slope, _ = np.polyfit(np.log2(parameters), leads, 1)
+            wanted.append(f"{slope:+.3f}")
+        assert said == wanted, name
 
 
 def test_other_code_computes_the_loss_at_equal_time():

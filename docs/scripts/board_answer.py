@@ -17,16 +17,17 @@ from posenc.compare.judging.judgement import (
 )
 from posenc.compare.judging.standing import Standing, standing_of_tasks
 from posenc.compare.results import Study
-from posenc.compare.rows import EqualTime
+from posenc.compare.rows import EqualTime, rows_of
 from posenc.report.report import join_names, number_word
 from posenc.tasks.registry import TEXT
 
 
-def which_for_what(studies: Mapping[str, Study]) -> str:
+def which_for_what(studies: Mapping[str, Study], largest: Study | None = None) -> str:
     """Return in words which row to take for short context, for long context and for tasks, each
     with what it costs; a row whose training time is unknown is not named.
 
-    studies: by the name of their text.
+    studies: by the name of their text. largest: one of the largest models, whose answer follows
+        those on texts.
 
     If the texts are of one recipe and some rows are tied for the best on all of them, one of these
     is named; otherwise one row for each text, as its study's own answer has it. Of tasks the
@@ -50,6 +51,8 @@ def which_for_what(studies: Mapping[str, Study]) -> str:
     for use, choices in (("Short context", near_choices), ("Long context", far_choices)):
         if choices:
             lines.append(_line_for_use(use, choices, judgements, is_one_recipe))
+    if largest is not None:
+        lines.append(_line_for_largest(largest))
     task_standings = {name: standing_of_tasks(study) for name, study in studies.items()}
     standings = {
         name: standing for name, standing in task_standings.items() if standing is not None
@@ -169,6 +172,24 @@ def _write_line_for_use(
         f"{use}, {where}: {names_in_words} ({standing_in_words}; {join_names(losses)} bits; "
         f"{cost_in_words})."
     )
+
+
+def _line_for_largest(study: Study) -> str:
+    """Return the line on the largest models: what to take near and far, and how it stands.
+
+    Raises: ValueError for a study without losses near and far.
+    """
+    judgement = judge(study.of_task(TEXT))
+    if judgement.near is None or judgement.far is None:
+        raise ValueError("The study of the largest models has no losses near and far.")
+    parameters = min(row.parameters for row in rows_of(study))
+    count = number_word(len(study.encodings))
+    parts = [
+        f"{choice.taken} for {context} context ({_standing_in_few_words(choice, choice.taken)}, "
+        f"{choice.loss_of_row[choice.taken]:.2f} bits)"
+        for context, choice in (("short", judgement.near), ("long", judgement.far))
+    ]
+    return f"Of {count} at {parameters / 1e6:.1f} M parameters: {join_names(parts)}."
 
 
 def _standing_on_texts(choices: Mapping[str, Choice], name_of_text: Mapping[str, str]) -> str:

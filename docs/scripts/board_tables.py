@@ -14,6 +14,7 @@ from posenc.compare.judging.standing import Standing, standing_of_task, standing
 from posenc.compare.judging.summary import summarise_tasks
 from posenc.compare.results import Study, with_labels
 from posenc.compare.rows import at_equal_time, rows_of
+from posenc.compare.run_sizes import leads_over_size, slope_per_doubling
 from posenc.tasks.registry import TASKS, TEXT
 
 ROOT = Path(__file__).parents[2]
@@ -53,18 +54,29 @@ TEXT_WORDS = {
 READINGS_WORDS = {
     "leaderboard.md": {
         "near": "128 bytes",
+        "cut": "far, text cut",
         "trained": "far, as trained",
         "window": "far, in a window",
         "tuned": "far, tuned",
     },
     "leaderboard.zh-CN.md": {
         "near": "128 字节",
+        "cut": "远处，文本截短",
         "trained": "远处，照训练时",
         "window": "远处，窗口中",
         "tuned": "远处，微调后",
     },
 }
 """Words for a loss near, and for the ways to read far bytes."""
+PLACES_OF_SIZES = {
+    "leaderboard.md": {"near": "128 bytes", "far": "far"},
+    "leaderboard.zh-CN.md": {"near": "128 字节", "far": "远处"},
+}
+SIZES_WORDS = {
+    "leaderboard.md": ("{}, {:.1f} M", "slope, {}"),
+    "leaderboard.zh-CN.md": ("{}，{:.1f} M", "斜率，{}"),
+}
+"""Words for a loss in models of one size, and for the slope of a lead."""
 EQUAL_TIME_HEADER = {
     "leaderboard.md": ("encoding", "time of a step", "bits at equal time"),
     "leaderboard.zh-CN.md": ("编码", "一步的用时", "用时相等时的比特数"),
@@ -200,11 +212,11 @@ def readings_table(boards: Mapping[str, Study], page: str) -> str:
     for text in texts:
         for row in rows_of(with_labels(boards[text])):
             of_encoding = bits.setdefault(row.encoding, {})
-            far = row.far_by_length[max(row.trial.test_lengths)].far
+            longest = row.far_by_length[max(row.trial.test_lengths)]
             if row.reading == "trained":
-                near = row.near.bits_per_byte
-                of_encoding.setdefault((text, "near"), []).append(near)
-            of_encoding.setdefault((text, row.reading), []).append(far)
+                of_encoding.setdefault((text, "near"), []).append(row.near.bits_per_byte)
+                of_encoding.setdefault((text, "cut"), []).append(longest.far_near)
+            of_encoding.setdefault((text, row.reading), []).append(longest.far)
     columns = [(text, reading) for text in texts for reading in READINGS_WORDS[page]]
     header = [
         ENCODING[page],
@@ -270,11 +282,49 @@ def equal_time_table(boards: Mapping[str, Study], page: str) -> str:
     return markdown_table(EQUAL_TIME_HEADER[page], lines)
 
 
+def sizes_table(boards: Mapping[str, Study], page: str) -> str:
+    """The mean bits of each encoding in models of each size, in brackets its lead over the best of
+    the others, and the change of that lead with each doubling of the parameters."""
+    studies = [
+        with_labels(study)
+        for name, study in boards.items()
+        if name.startswith(leaderboard_plan.SIZES)
+    ]
+    parameters = [min(row.parameters for row in rows_of(study)) for study in studies]
+    words_of_loss, words_of_slope = SIZES_WORDS[page]
+    header = [ENCODING[page]]
+    cells: dict[str, list[str]] = {}
+    for place, words in PLACES_OF_SIZES[page].items():
+        header += [words_of_loss.format(words, count / 1e6) for count in parameters]
+        header.append(words_of_slope.format(words))
+        losses = [_losses_at(study, place) for study in studies]
+        leads_by_encoding = leads_over_size(list(zip(parameters, losses, strict=True)))
+        for name, leads in leads_by_encoding.items():
+            slope = slope_per_doubling(parameters, leads)
+            of_encoding = cells.setdefault(name, [])
+            of_encoding += [
+                f"{of_size[name]:.2f} ({lead:+.3f})"
+                for of_size, lead in zip(losses, leads, strict=True)
+            ]
+            of_encoding.append("–" if slope is None else f"{slope:+.3f}")
+    lines = [[f"`{name}`", *of_encoding] for name, of_encoding in cells.items()]
+    return markdown_table(header, lines)
+
+
+def _losses_at(study: Study, place: str) -> dict[str, float]:
+    """The mean loss of each encoding near or far, by the reading that the board judges."""
+    places = near_and_far(study)
+    standing = places.near if place == "near" else places.far
+    assert standing is not None, f"{place} has no loss"
+    return {places.encoding_of[row]: standing.mean(row) for row in standing.order}
+
+
 BLOCKS: dict[str, Callable[[Mapping[str, Study], str], str]] = {
     "leaderboard": table,
     "readings": readings_table,
     "one seed": one_seed_table,
     "equal time": equal_time_table,
+    "sizes": sizes_table,
 }
 """The tables of the page, by the words of their markers."""
 

@@ -11,7 +11,15 @@ from typing import NamedTuple
 
 from agreement import sign_agreement
 from matplotlib.figure import Figure
-from update_numbers import change, published, published_pairs, rows, title_of, trained
+from update_numbers import (
+    change,
+    leaderboard_plan,
+    published,
+    published_pairs,
+    rows,
+    title_of,
+    trained,
+)
 
 from posenc.compare.judging.context_use import context_gains
 from posenc.compare.judging.near_far import encodings_best_first, standings
@@ -190,6 +198,20 @@ def tasks() -> Drawn:
     return plot.chart.figure, plot.caption
 
 
+def sizes() -> Drawn:
+    """Draw how far the encodings are above the best of their size, near and far."""
+    found = []
+    for name, study in published().items():
+        if name.startswith(leaderboard_plan.SIZES):
+            size = name.removeprefix(leaderboard_plan.SIZES).replace("M", " M")
+            for place, standing in zip(("near", "far"), standings(with_labels(study)), strict=True):
+                found += [
+                    dot._replace(row=f"{dot.row}, {place}", kind=size)
+                    for dot in above_the_best(standing)
+                ]
+    return dots("bits per byte above the best of the size", found, line=0)
+
+
 def text() -> Study:
     study = with_labels(published()[OF_TEXT]).of_task(TEXT)
     return replace(study, summary=summarise(study))
@@ -205,6 +227,7 @@ DRAWN: dict[str, Callable[[], Drawn]] = {
     "scalings": scalings,
     "projections": projections,
     "tasks": tasks,
+    "sizes": sizes,
 }
 
 

@@ -30,15 +30,16 @@ def facts_of_leaderboard(studies: Mapping[str, Study]) -> dict[str, Any]:
     """Return the facts of the leaderboard: "answer", which encoding to use for what by all studies,
     and "studies", with `facts_of` each by its name."""
     labelled = {name: with_labels(study) for name, study in studies.items()}
-    # One seed decides nothing, and other sizes are there for the slopes of leads.
+    # One seed decides nothing.
     judged = {
         name: study
         for name, study in labelled.items()
-        if not name.startswith(leaderboard_plan.SIZES)
-        and len({trial.seed for trial in study.trials}) > 1
+        if len({trial.seed for trial in study.trials}) > 1
     }
+    sizes = [judged.pop(name) for name in [*judged] if name.startswith(leaderboard_plan.SIZES)]
+    largest = max(sizes, key=lambda study: study.results[0].parameters, default=None)
     facts_by_name = {name: with_readings(facts_of(study)) for name, study in labelled.items()}
-    return {"answer": which_for_what(judged), "studies": facts_by_name}
+    return {"answer": which_for_what(judged, largest), "studies": facts_by_name}
 
 
 def with_readings(facts: dict[str, Any]) -> dict[str, Any]:

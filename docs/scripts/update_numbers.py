@@ -78,8 +78,9 @@ BASE_OF_PAPERS = "rope_at_base_10,000"
 SENTENCES_FILE = ROOT / "docs/numbers.toml"
 CALL = re.compile(r"\{([^{}]+)\}")
 """A function below and its arguments, between the words of a sentence in SENTENCES_FILE."""
-NUMBER = r"((?:(?!\n\n)[^|])+?)"
-"""What stands in the document in place of a call: within one paragraph and one cell of a table."""
+NUMBER = r"(\S(?:(?!\n\n)[^|])*?)"
+"""What stands in the document in place of a call: within one paragraph and one cell of a table. It
+does not begin with the line end before a paragraph."""
 BLANK = r"(?:[ \t]+\n?[ \t]*|\n[ \t]*)"
 """Blanks with at most one line end."""
 
@@ -165,6 +166,17 @@ def far(study: str, name: str, reading: str) -> str:
     return f"{fmean(losses):.2f}"
 
 
+def cut(study: str, name: str) -> str:
+    """The mean loss of an encoding on far bytes where the text is cut to the nearest ones."""
+    losses = []
+    for row in rows_of(studies()[study]):
+        if (row.encoding, row.reading) == (name, "trained"):
+            loss = row.far_by_length[max(row.trial.test_lengths)].far_near
+            assert loss is not None, f"{row.name} cannot run there"
+            losses.append(loss)
+    return f"{fmean(losses):.2f}"
+
+
 def rank(study: str, name: str) -> str:
     """Its mean rank over all tasks."""
     return f"{_standing(study, 'rank').mean(name):.2f}"
@@ -174,6 +186,19 @@ def gap(study: str, place: str, name: str, minus: str) -> str:
     """The difference of two encodings with the interval by which verdicts are made."""
     standing = _standing(study, place)
     found = standing.gap(_row(standing, name), _row(standing, minus))
+    return _interval(found.value, found.half_width)
+
+
+def lead(study: str, place: str, name: str, over: str) -> str:
+    """By how much an encoding is ahead of another one: the same without a sign."""
+    return gap(study, place, over, name).removeprefix("+")
+
+
+def gap_by_seeds(study: str, place: str, name: str, minus: str) -> str:
+    """The same from the study's own seeds, without what is expected of them."""
+    standing = _standing(study, place)
+    by_seeds = replace(standing, pairs=replace(standing.pairs, prior=None))
+    found = by_seeds.gap(_row(standing, name), _row(standing, minus))
     return _interval(found.value, found.half_width)
 
 
@@ -205,6 +230,16 @@ def tuned(study: str, name: str) -> str:
     (check,) = (check for check in studies()[study].rates if check.encoding == name)
     assert check.plain_bits is not None and check.best is not None and check.best.bits is not None
     return f"{check.plain_bits:.2f} to {check.best.bits:.2f}"
+
+
+def tried(study: str, name: str, text: str) -> str:
+    """The lowest validation loss of an encoding's search with one of its settings.
+
+    text: the encoding with the setting.
+    """
+    (check,) = (check for check in studies()[study].rates if check.encoding == name)
+    found = [each.bits for each in check.tried if each.encoding == text and each.bits is not None]
+    return f"{min(found):.2f}"
 
 
 def one_rate(study: str, name: str) -> str:
@@ -432,11 +467,15 @@ KNOWN: dict[str, Callable[..., str]] = {
         bits,
         rank,
         gap,
+        gap_by_seeds,
+        lead,
         tied,
         several,
         far,
+        cut,
         context,
         tuned,
+        tried,
         one_rate,
         turned_by_tuning,
         passed,
@@ -477,7 +516,9 @@ def value_of(call: str) -> str:
     name, *arguments = call.removesuffix(" zh").split()
     value = KNOWN[name](*arguments)
     if call.endswith(" zh"):
-        return value.replace(", ", "、").replace(" and ", " 和 ").replace(" to ", " 到 ")
+        words = {", ": "、", " and ": " 和 ", " to ": " 到 ", " of ": "/"}
+        for english, chinese in words.items():
+            value = value.replace(english, chinese)
     return value
 
 
