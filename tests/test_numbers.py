@@ -114,7 +114,8 @@ def far_of_readings(study):
     for each in of(study, "text"):
         readings = [{"name": "trained", "far": each["far"]}, *each["readings"]]
         for reading in readings:
-            if reading["far"]:
+            # A learned table has no row for far bytes.
+            if reading["far"] and reading["far"][-1]["far"] is not None:
                 key = each["name"], reading["name"]
                 found.setdefault(key, {})[each["config"]["seed"]] = reading["far"][-1]["far"]
     return found
