@@ -20,6 +20,7 @@ from tests.test_numbers import (
     gap,
     losses,
     means,
+    published,
     reseeded,
     scores,
     search,
@@ -102,6 +103,15 @@ def trials_of_searches():
 def saved_by_tuning(name):
     plain, best = tuned("code", name)
     return plain - best
+
+
+def published_t5(table):
+    """T5's perplexity in a paper by the multiple of the training length: once, 7.8, 8 and 32
+    times."""
+    (found,) = (each for each in published("published") if each["name"] == table)
+    multiples = [round(length / found["train_length"], 1) for length in found["lengths"]]
+    by_multiple = dict(zip(multiples, found["means"]["t5"], strict=True))
+    return {at: by_multiple[at] for at in (1.0, 7.8, 8.0, 32.0) if at in by_multiple}
 
 
 def order_of(study, place):
@@ -270,7 +280,16 @@ CLAIMS = {
             order_of("size-0.2M", place)[-1] == "rnope_swa" and is_among_best_of_larger(place)
             for place in ("128", "far")
         ),
-        "At 0.9 M far context begins to count": lambda: (
+        "T5's goes from 18.8 to 25.8 at 7.8 times the length": lambda: (
+            published_t5("ALiBi, WikiText-103 at 1024") == {1.0: 18.8, 7.8: 25.79}
+        ),
+        "on OpenWebText2 from 23.7 to 22.5 at 8 times and to 31.4 at 32 times": lambda: (
+            published_t5("KERPLE, OpenWebText2") == {1.0: 23.7, 8.0: 22.5, 32.0: 31.4}
+        ),
+        "one to two hundredths of a bit": lambda: all(
+            0.01 < saved < 0.025 for saved in context("size-0.9M", "alibi")
+        ),
+        "At 0.9 M far context begins to count for ALiBi": lambda: (
             min(context("size-0.9M", "alibi")) > 0.005 > max(context("size-0.2M", "alibi"))
         ),
         "RoPE finds few distant needles": lambda: (

@@ -48,7 +48,7 @@ from posenc.compare.plan.equal_tuning import CHOICES_FILE, RecordedChoices
 from posenc.compare.reports.leaderboard import PUBLISHED_FOLDER
 from posenc.compare.results import RateCheck, Study, TrialResult, with_labels
 from posenc.compare.rows import plain_name, row_name, rows_of
-from posenc.compare.scores import READINGS
+from posenc.compare.scores import READINGS, FarScore
 from posenc.report.report import join_names
 from posenc.tasks.registry import TASKS
 
@@ -157,24 +157,30 @@ def bits(study: str, name: str, length: str) -> str:
 
 def far(study: str, name: str, reading: str) -> str:
     """The mean loss of an encoding on far bytes in one of READINGS."""
-    losses = []
-    for row in rows_of(studies()[study]):
-        if (row.encoding, row.reading) == (name, reading):
-            loss = row.far_by_length[max(row.trial.test_lengths)].far
-            assert loss is not None, f"{row.name} cannot run there"
-            losses.append(loss)
+    losses = [score.far for score in _far_scores(study, name, reading) if score.far is not None]
     return f"{fmean(losses):.2f}"
 
 
 def cut(study: str, name: str) -> str:
     """The mean loss of an encoding on far bytes where the text is cut to the nearest ones."""
-    losses = []
-    for row in rows_of(studies()[study]):
-        if (row.encoding, row.reading) == (name, "trained"):
-            loss = row.far_by_length[max(row.trial.test_lengths)].far_near
-            assert loss is not None, f"{row.name} cannot run there"
-            losses.append(loss)
+    scores_by_seed = _far_scores(study, name, "trained")
+    losses = [score.far_near for score in scores_by_seed if score.far_near is not None]
     return f"{fmean(losses):.2f}"
+
+
+def _far_scores(study: str, name: str, reading: str) -> list[FarScore]:
+    """The scores of an encoding's trials on far bytes in one of READINGS.
+
+    Raises: ValueError where it cannot run there.
+    """
+    found = [
+        row.far_by_length[max(row.trial.test_lengths)]
+        for row in rows_of(studies()[study])
+        if (row.encoding, row.reading) == (name, reading)
+    ]
+    if any(score.far is None for score in found):
+        raise ValueError(f"{name} cannot run on far bytes of {study}, read {reading}.")
+    return found
 
 
 def rank(study: str, name: str) -> str:
@@ -190,12 +196,18 @@ def gap(study: str, place: str, name: str, minus: str) -> str:
 
 
 def lead(study: str, place: str, name: str, over: str) -> str:
-    """By how much an encoding is ahead of another one: the same without a sign."""
-    return gap(study, place, over, name).removeprefix("+")
+    """By how much an encoding is ahead of another one, with the interval of `gap`.
+
+    Raises: ValueError where it is behind.
+    """
+    found = gap(study, place, over, name)
+    if not found.startswith("+"):
+        raise ValueError(f"{name} is behind {over} by {found} in {study}.")
+    return found.removeprefix("+")
 
 
 def gap_by_seeds(study: str, place: str, name: str, minus: str) -> str:
-    """The same from the study's own seeds, without what is expected of them."""
+    """What `gap` says by the study's own seeds, without what is expected of them."""
     standing = _standing(study, place)
     by_seeds = replace(standing, pairs=replace(standing.pairs, prior=None))
     found = by_seeds.gap(_row(standing, name), _row(standing, minus))
